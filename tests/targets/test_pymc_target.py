@@ -9,6 +9,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from pytensor.compile.ops import as_op
 from scipy import stats
 from scipy.special import expit
 
@@ -205,6 +206,29 @@ def model_without_jax():
         x = pm.Normal("x", 0, 1)
         pm.Potential("square", -NoJax()(x))
     return model
+
+
+@as_op(itypes=[pt.dvector], otypes=[pt.dvector])
+def totals(x):
+    return np.array([x[0] + x[1], x[0] - x[1], x[0]])
+
+
+def test_an_operation_without_a_gradient_leaves_values_and_differences():
+    x = np.random.default_rng(6).standard_normal((5, 3))
+    targets = []
+    for function in (totals, lambda a: pt.stack([a[0] + a[1], a[0] - a[1], a[0]])):
+        with pm.Model() as model:
+            a, s = pm.Normal("a", shape=2), pm.HalfNormal("s")
+            pm.Normal("y", function(a), s + 0.5, observed=[1.0, 2.0, 3.0])
+        targets.append(PyMCTarget(model))
+    black, clear = targets
+    assert (black.has_gradient, clear.has_gradient) == (False, True)
+    with pytest.warns(BackendWarning, match="FromFunctionOp"):
+        value, gradient = black.log_density_and_gradient(x)
+    expected, slope = clear.log_density_and_gradient(x)
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    np.testing.assert_allclose(gradient, slope, atol=1e-6)
+    np.testing.assert_allclose(black.hessian(x), clear.hessian(x), atol=1e-3)
 
 
 def test_an_operation_without_jax_falls_back_with_one_warning():

@@ -11,14 +11,15 @@ from typing import Any, TypeVar
 import numpy as np
 import pymc as pm
 import pytensor
+from pytensor.gradient import NullTypeGradError
 from pytensor.graph.basic import Variable
 
 from ppl_backends.errors import BackendWarning, CompilationError, ModelError
-from ppl_backends.numerics.differences import STEP
+from ppl_backends.numerics.differences import STEP, central_differences
 from ppl_backends.targets.blocks import block_cap, pad_rows
 from ppl_backends.targets.jax_process import check_process
 from ppl_backends.targets.protocol import Array
-from ppl_backends.targets.pymc.digest import digest_of_graphs
+from ppl_backends.targets.pymc.digest import digest_of_graphs, has_user_code
 from ppl_backends.targets.pymc.graph import (
     PYTHON_MODE,
     DataValues,
@@ -161,6 +162,20 @@ class CompiledGraph:
         """Return whether XLA needs care with the log density; see :mod:`~ppl_backends.targets.pymc.jax_programs`."""
         return self.factorises or multiplies(self._static.point, [self._static.log_prior, self._static.log_likelihood])
 
+    @cached_property
+    def differentiable(self) -> bool:
+        """Return whether all operations have gradients; those that PyTensor and PyMC define do."""
+        graph = self._static
+        terms = [graph.log_prior, graph.log_likelihood]
+        if not has_user_code(terms):
+            return True
+        try:
+            with no_c_compiler():
+                pytensor.grad(sum(terms), graph.point, disconnected_inputs="ignore")
+        except (NotImplementedError, NullTypeGradError):
+            return False
+        return True
+
     def n_observations(self, data: DataValues) -> int:
         """Return the number of elements of the pointwise log likelihood."""
         graph = self._dynamic
@@ -189,10 +204,15 @@ class CompiledGraph:
             outputs = simplify(_OUTPUTS[kind](graph))
         if kind.startswith("hessian"):
             return compilers.compile_hessian(point, graph.data, outputs[0])
-        compile_kind = (
-            compilers.compile_gradient if kind in ("gradient", "prior", "potentials") else compilers.compile_batched
-        )
-        return compile_kind(point, graph.data, outputs)
+        if kind not in ("gradient", "prior", "potentials"):
+            return compilers.compile_batched(point, graph.data, outputs)
+        if self.differentiable:
+            return compilers.compile_gradient(point, graph.data, outputs)
+        return _with_differences(compilers.compile_batched(point, graph.data, outputs))
+
+    def compiles_hessian(self, part: str) -> bool:
+        """Return whether the Hessian is compiled; otherwise it is a difference of gradients."""
+        return self.differentiable and not self.factorises and self.hessian_is_right.get(part, True)
 
     def check_hessian(self, part: str, x: Array, hessian: Array, gradient: Callable[[Array], Array]) -> bool:
         """Return whether compiled Hessians equal differences of gradients, checked once at the first of ``x``."""
@@ -213,6 +233,16 @@ class CompiledGraph:
             self._noted = True
             message = f"{self._model.name or 'the model'} is compiled with {backend} ({'; '.join(reasons)})"
             warnings.warn(message, BackendWarning, stacklevel=2)
+
+
+def _with_differences(function: Callable[..., Sequence[Array]]) -> Callable[..., list[Array]]:
+    """Return a function that also returns central differences of its outputs, where compiled gradients would be."""
+
+    def call(block: Array, *data: Any) -> list[Array]:
+        slopes = central_differences(lambda x: np.stack(function(x, *data), axis=-1), block)
+        return [*function(block, *data), *np.moveaxis(slopes, -1, 0)]
+
+    return call
 
 
 def _check_gradient(function: Callable, block: Array, outputs: Sequence[Array]) -> None:

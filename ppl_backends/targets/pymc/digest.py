@@ -33,6 +33,11 @@ def digest_of_graphs(graphs: Mapping[str, Variable], inputs: Sequence[Variable])
     return digest(*graphs, *outputs), not reader.opaque
 
 
+def has_user_code(graphs: Sequence[Variable]) -> bool:
+    """Return whether an operation calls Python code, or belongs neither to PyTensor nor to PyMC."""
+    return any(_is_opaque(node.op) for node in io_toposort([], list(graphs)))
+
+
 class _Reader:
     """Describe graphs, and record whether an operation is opaque."""
 
@@ -65,7 +70,7 @@ class _Reader:
 
     def _operation(self, op: Op) -> str:
         kind = type(op)
-        if not _is_known(kind) or isinstance(op, FromFunctionOp):
+        if _is_opaque(op):
             self.opaque = True
         parts = [f"{kind.__module__}.{kind.__qualname__}"]
         inner = getattr(op, "fgraph", None)
@@ -110,6 +115,10 @@ class _Reader:
             return f"{value.__module__}.{value.__qualname__}"
         self.opaque = True
         return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _is_opaque(op: Op) -> bool:
+    return not _is_known(type(op)) or isinstance(op, FromFunctionOp)
 
 
 def _is_known(defined: Any) -> bool:

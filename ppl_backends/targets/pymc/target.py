@@ -83,9 +83,8 @@ class PyMCTarget(BaseTarget):
     has_split = True
     label = "PyMC model"
     accepts_intractable = False
-    _exchangeable: tuple[
-        Variable, ...
-    ] = ()  # shared variables that hold observed values of a target that data are drawn for
+    # Shared variables that hold observed values of a target that data are drawn for
+    _exchangeable: tuple[Variable, ...] = ()
     _one_shape = False
 
     def __init__(
@@ -114,6 +113,11 @@ class PyMCTarget(BaseTarget):
         self.coords, self.dims = _coords_and_dims(model, self._data)
         self.observations = PyMCObservations(self)
 
+    @property
+    def has_gradient(self) -> bool:  # type: ignore[override]
+        """Return whether all operations of the model have gradients."""
+        return self._compiled.differentiable
+
     # -- the log density -------------------------------------------------------------------------------------------
 
     def _call(self, kind: str, x: Array, largest: int | None = None) -> list[Array]:
@@ -139,7 +143,7 @@ class PyMCTarget(BaseTarget):
         if the backend does not compile for every size of block, or 64 rows exceed the byte budget of a block.
         """
         function = self._compiled.function("gradient")
-        if function.backend != "jax" or function.cap < ONE_SHAPE:
+        if function.backend != "jax" or function.cap < ONE_SHAPE or not self.has_gradient:
             return self
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__, _one_shape=True)
@@ -161,8 +165,9 @@ class PyMCTarget(BaseTarget):
 
     def undefined(self, x: Array) -> NDArray[np.bool_]:
         x = as_points(x, self.dim)
-        blocks = pad_to_blocks(x, self._compiled.function("gradient").cap)  # no program for each number of points
-        return undefined(*self._call("gradient", blocks)[:2])[: len(x)]
+        kind = "gradient" if self.has_gradient else "value"
+        blocks = pad_to_blocks(x, self._compiled.function(kind).cap)  # no program for each number of points
+        return undefined(*self._call(kind, blocks)[:2])[: len(x)]
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         """Return log prior ``(n,)`` and its gradient ``(n, dim)``, or None; the run time does not depend on the data."""
@@ -188,7 +193,7 @@ class PyMCTarget(BaseTarget):
         if part not in ("joint", "likelihood"):
             raise ModelError(f"part={part!r}: expected 'joint' or 'likelihood'")
         compiled = self._compiled
-        if self._one_shape or compiled.factorises or not compiled.hessian_is_right.get(part, True):
+        if self._one_shape or not compiled.compiles_hessian(part):
             return super().hessian(x, part)
         x = as_points(x, self.dim)
         [hessian] = self._call(f"hessian of the {part}", x)
@@ -354,8 +359,7 @@ class PyMCTarget(BaseTarget):
         """Return PyMC's initial point, ravelled."""
         with no_c_compiler():
             point = self.model.initial_point(random_seed=1)
-        start = np.concatenate([np.ravel(point[name]) for name in self._shapes.value]).astype(np.float64)
-        return as_points(start, self.dim)[0]
+        return as_points(np.concatenate([np.ravel(point[name]) for name in self._shapes.value]), self.dim)[0]
 
     def explain(self, x: Array) -> str:
         [x] = as_points(x, self.dim)
