@@ -22,7 +22,7 @@ from ppl_backends.marginal_likelihood import Evidence, evidence
 from ppl_backends.numerics.weights import LARGEST_PARETO_K
 from ppl_backends.options import checked, instance, none
 from ppl_backends.random import SeedLike, spawn_generators
-from ppl_backends.results.inference_data import group, is_inference_data, normalised_evidence_error
+from ppl_backends.results.inference_data import group, group_names, is_inference_data, normalised_evidence_error
 from ppl_backends.results.tables import WholeTable
 from ppl_backends.smc.sample import sample_smc
 from ppl_backends.targets.convert import is_model
@@ -99,7 +99,7 @@ def compare_evidence(
     Warns
     -----
     ApproximationWarning
-        If kinds are mixed, or a result is not trusted by its own method.
+        If kinds are mixed, a result is not trusted by its own method, or models have different observed data.
 
     References
     ----------
@@ -140,7 +140,7 @@ def compare_evidence(
         index=pd.Index(list(entries), name="model"),
     )
     table = WholeTable(table.sort_values("log_evidence", ascending=False, kind="stable"))
-    troubles = _troubles(table)
+    troubles = [*_troubles(table), *_other_data(results)]
     table.attrs["warnings"] = "; ".join(troubles)
     for trouble in troubles:
         warnings.warn(f"compare_evidence: {trouble}", ApproximationWarning, stacklevel=3)
@@ -186,6 +186,31 @@ def _refuse_other_tolerances(results: Mapping[str, Any]) -> None:
             f"evidences of {first!r} ({one or 'no tolerance'}) and {second!r} ({other or 'no tolerance'}) are of different "
             "events: run sample_abc with the same epsilon=, kernel, distance and summary"
         )
+
+
+def _other_data(results: Mapping[str, Any]) -> list[str]:
+    """Return a warning if observed variables of the same name have different values, in whatever order or shape."""
+    seen: dict[str, tuple[str, np.ndarray]] = {}
+    for name, result in results.items():
+        for variable, values in _observed(result).items():
+            these = np.sort(np.asarray(values, dtype=np.float64), axis=None)
+            first, those = seen.setdefault(variable, (name, these))
+            if these.shape != those.shape or not np.allclose(these, those, rtol=1e-6, equal_nan=True):
+                return [
+                    f"{first} and {name} have different observed data in {variable!r}: evidences of different data cannot be "
+                    "compared"
+                ]
+    return []
+
+
+def _observed(result: Any) -> Mapping[str, Any]:
+    """Return the observed data of a result by name, as far as they are known."""
+    if is_inference_data(result):
+        known = group(result, "observed_data") if "observed_data" in group_names(result) else {}
+        return {str(name): known[name].values for name in known}
+    if isinstance(result, Evidence):
+        return result.observed_data
+    return result.target.observed_data if isinstance(result, Approximation) and result.target is not None else {}
 
 
 def _entry(name: str, result: Any) -> _Entry:

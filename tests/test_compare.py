@@ -49,6 +49,20 @@ def test_probabilities_of_draws(draws):
     assert table["log_evidence"].is_monotonic_decreasing
 
 
+def test_models_of_different_data_are_named():
+    rows = np.array([1.0, 2.0, 3.0])
+    one, same, other = (
+        pb.Evidence(-1.0, 0.1, np.inf, True, "bridge", (), observed_data={"y": y})
+        for y in (rows, rows[::-1, None].astype(np.float32), rows[:2])
+    )
+    table = pb.compare_evidence({"one": one, "same": same})
+    assert not table.attrs["warnings"]
+    with pytest.warns(ApproximationWarning, match="one and other have different observed data in 'y'"):
+        pb.compare_evidence({"one": one, "other": other})
+    known = pb.compare_evidence({"one": one, "unknown": Known(-2.0)})
+    assert not known.attrs["warnings"]
+
+
 def test_a_bridged_evidence_takes_the_error_of_its_priors_integral_along(draws):
     posterior = group(draws[0], "posterior")
     about = {

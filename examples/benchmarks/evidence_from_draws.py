@@ -17,7 +17,7 @@ that are there are not run again. ``--print`` prints the table.
 
 Run: PPL_BACKENDS_STAN_PRECOMPILE=1 python examples/benchmarks/evidence_from_draws.py --file rows.jsonl
          [--kinds posteriordb references subsets toys hierarchical] [--names NAME ...] [--methods bridge auto] [--sets 20]
-         [--database CHECKOUT]
+         [--first 0] [--database CHECKOUT]
      python examples/benchmarks/evidence_from_draws.py --file rows.jsonl --print
 """
 
@@ -131,10 +131,10 @@ def target_named(name, database):
     return pb.as_target(made[0] if isinstance(made, tuple) else made)
 
 
-def posteriordb(names, methods, sets, points, known, database):
+def posteriordb(names, methods, seeds, points, known, database):
     """Yield the rows of every posterior and set of draws, without those in ``known``."""
     for name in names:
-        asked = [(seed, method) for seed in range(sets) for method in methods if (name, seed, method) not in known]
+        asked = [(seed, method) for seed in seeds for method in methods if (name, seed, method) not in known]
         if not asked:
             continue
         target = target_named(name, database)
@@ -321,6 +321,7 @@ def main():
     parser.add_argument("--names", nargs="+")
     parser.add_argument("--methods", nargs="+", default=["bridge", "auto"])
     parser.add_argument("--sets", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first set of nutpie's draws")
     parser.add_argument("--points", type=int, default=2**15)
     parser.add_argument("--reference-draws", type=Path)
     parser.add_argument("--database", type=Path)
@@ -330,14 +331,15 @@ def main():
     if options.print:
         return table(rows)
     warnings.simplefilter("ignore", PPLBackendsWarning)
+    seeds = range(options.first, options.first + options.sets)
     known = {(one["name"], one["seed"], one["method"]) for one in rows}
     for kind in options.kinds:
         found = {
             "posteriordb": lambda: posteriordb(
-                options.names or PROPER, options.methods, options.sets, options.points, known, options.database
+                options.names or PROPER, options.methods, seeds, options.points, known, options.database
             ),
             "references": lambda: posteriordb(
-                options.names or OTHERS, options.methods, options.sets, options.points, known, None
+                options.names or OTHERS, options.methods, seeds, options.points, known, None
             ),
             "subsets": lambda: subsets(
                 options.names, options.methods, options.sets, options.points, known, options.reference_draws

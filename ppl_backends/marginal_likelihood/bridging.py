@@ -124,7 +124,7 @@ def _solved(draws: Draws, ratio: Array, own: NDArray[np.bool_], weights: Array) 
     here = ratio[:, own]
     found = optimal_bridge(here.ravel(), weights, float(here.size))
     h = _relative(found.at_points(ratio), own)
-    variance = here.size * _variance_of_mean(h[:, own], _rows(draws.ancestor, own)).mean() / len(h)
+    variance = here.size * variance_of_mean(h[:, own], _rows(draws.ancestor, own)).mean() / len(h)
     worth = here.size * float(np.clip(h[:, own].var() / variance, 1.0 / here.size, 1.0)) if variance > 0 else here.size
     found = optimal_bridge(here.ravel(), weights, worth, found.log_evidence)
     at_points, at_proposed = found.at_points(ratio), found.at_proposed(weights)
@@ -153,7 +153,7 @@ def _heavy_k(logs: Array) -> float:
     return pareto_k(logs) if tail_share(logs) > 0.02 else 0.0
 
 
-def _variance_of_mean(h: Array, ancestor: Index | None) -> Array:
+def variance_of_mean(h: Array, ancestor: Index | None) -> Array:
     """Return variances ``(chain,)`` of the means of centred time series ``(chain, draw)``, or of labelled draws."""
     chains, length = h.shape
     if ancestor is not None:
@@ -170,7 +170,7 @@ def _combined(draws: Draws, splits: list[list[_Side]], undefined: float) -> Brid
     h = np.zeros_like(draws.log_density)
     for side in sides:
         h[:, side.own] -= side.h[:, side.own] / len(splits)
-    within = _variance_of_mean(h, draws.ancestor)
+    within = variance_of_mean(h, draws.ancestor)
     df = np.array([_df_of_chain(row, variance) for row, variance in zip(h, within, strict=True)])
     chains = combine_evidence(log_evidence + h.mean(axis=1), within, df)
     # For every split, add once more the errors of its two fits; their mean over splits has a smaller variance.
@@ -181,7 +181,7 @@ def _combined(draws: Draws, splits: list[list[_Side]], undefined: float) -> Brid
     error, total_df = combined_error(errors, [chains.df, float(degrees_of_freedom(terms))])
     own_errors = [
         np.sqrt(
-            _variance_of_mean(side.h[:, side.own], _rows(draws.ancestor, side.own)).mean() / len(h)
+            variance_of_mean(side.h[:, side.own], _rows(draws.ancestor, side.own)).mean() / len(h)
             + (side.terms**2).sum()
         )
         for side in sides
@@ -221,5 +221,5 @@ def _variance_of_fits(one: _Side, other: _Side, ancestor: Index | None) -> float
     for side in (one, other):
         difference = (one.h - other.h)[:, side.own]
         centred = difference - difference.mean(axis=1, keepdims=True)
-        halves.append(_variance_of_mean(centred, _rows(ancestor, side.own)).mean())
+        halves.append(variance_of_mean(centred, _rows(ancestor, side.own)).mean())
     return 0.5 * 0.5 * float(np.mean(halves))

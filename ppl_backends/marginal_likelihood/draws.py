@@ -82,10 +82,14 @@ def _as_inference_data(source: Any) -> Any:
     """Return the given draws as InferenceData."""
     if is_inference_data(source):
         try:
-            group(source, "posterior")
+            posterior = group(source, "posterior")
         except KeyError:
             raise ModelError("idata has no group posterior: expected draws of a sampler") from None
+        _require_chains(posterior)
         return source
+    if isinstance(source, xr.Dataset):
+        _require_chains(source)
+        return as_inference_data({"posterior": source})
     if is_instance(source, "cmdstanpy", "CmdStanMCMC"):
         import arviz as az
 
@@ -106,10 +110,19 @@ def _as_inference_data(source: Any) -> Any:
     return as_inference_data({"posterior": xr.Dataset({name: (dims[name], arrays[name]) for name in arrays})})
 
 
+def _require_chains(posterior: xr.Dataset) -> None:
+    """Refuse draws that are stacked, or of one chain without its dimension."""
+    missing = [name for name in ("chain", "draw") if name not in posterior.sizes]
+    if missing:
+        raise ModelError(
+            f"the draws have no dimension {' and '.join(missing)}: expected chain and draw; one chain is idata.sel(chain=[0])"
+        )
+
+
 def _stats(idata: Any) -> Any:
     """Return the group ``sample_stats``, empty if there is none."""
     try:
-        return group(idata, "sample_stats")
+        return group(idata, "sample_stats").transpose("chain", "draw", ..., missing_dims="ignore")
     except KeyError:
         return xr.Dataset()
 
@@ -176,6 +189,11 @@ def distrust_of_draws(draws: Draws, found: Convergence) -> list[str]:
     if found.chains_disagree:
         reasons.append(
             f"the chains disagree: R-hat of {found.worst} is {found.rhat:.2f}, above {LARGEST_RHAT}: sample longer chains"
+        )
+    copies = len(draws.x) - len(np.unique(draws.x.reshape(len(draws.x), -1), axis=0))
+    if copies:
+        reasons.append(
+            f"{copies} of {len(draws.x)} chains repeat the draws of another chain: sample with different seeds"
         )
     if found.effective < _FEWEST_EFFECTIVE:
         reasons.append(

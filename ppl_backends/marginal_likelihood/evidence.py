@@ -12,7 +12,7 @@ from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.importance.sampling import sample_importance
 from ppl_backends.marginal_likelihood.bridging import Bridged, bridge_draws
 from ppl_backends.marginal_likelihood.draws import Convergence, Draws, convergence_of, distrust_of_draws, read_draws
-from ppl_backends.marginal_likelihood.necks import Neck, find_missed_neck, neck_reason
+from ppl_backends.marginal_likelihood.necks import Neck, find_missed_neck
 from ppl_backends.marginal_likelihood.proposals import FITS, SYMMETRIC, WITH_TAILS, choose_proposal, fit_start
 from ppl_backends.marginal_likelihood.result import Evidence
 from ppl_backends.numerics.weights import LARGEST_PARETO_K
@@ -95,8 +95,9 @@ def evidence(
     Warns
     -----
     SamplerWarning
-        If the evidence is not trusted: chains disagree, the draws have an effective sample size below 100 or end
-        divergent trajectories, the draws are of another model or other data, or diagnostics of the bridge are bad.
+        If the evidence is not trusted: chains disagree or repeat each other, the draws have an effective sample size
+        below 100 or end divergent trajectories, the draws are of another model or other data, or diagnostics of the
+        bridge are bad.
 
     References
     ----------
@@ -121,8 +122,8 @@ def evidence(
     convergence = convergence_of(draws, target.names)
     about_draws = distrust_of_draws(draws, convergence)
     neck = None if convergence.chains_disagree else call.neck()
-    if neck is not None and neck.is_missed:
-        about_draws.append(neck_reason(neck, target.names))
+    if neck is not None and (why := neck.reason(target.names)):
+        about_draws.append(why)
     bridged = call.bridge(mirrored=method == "warp3")
     found = call.chosen(method, bridged, bool(about_draws))
     reasons = (*about_draws, *found.reasons)
@@ -143,6 +144,7 @@ def evidence(
         0.0 if integral is None else integral.standard_error,
         improper_note(target),
         _diagnostics(draws, convergence, bridged, neck),
+        target.observed_data,
     )
 
 
@@ -170,8 +172,8 @@ class _Call(NamedTuple):
     neck_rng: np.random.Generator
 
     def neck(self) -> Neck | None:
-        """Return whether moves take the draws into a neck that they miss."""
-        return find_missed_neck(self.draws, self.target, self.neck_rng)
+        """Return what moves do that leave the posterior as it is."""
+        return find_missed_neck(self.draws, self.target, FITS[self.proposal], self.neck_rng)
 
     def chosen(self, method: str, bridged: Bridged, draws_are_doubtful: bool) -> _Found:
         """Return the estimate of the named method, or of the one that suits the draws."""
@@ -294,6 +296,7 @@ def _diagnostics(draws: Draws, convergence: Convergence, bridged: Bridged, neck:
         "efficiency": bridged.efficiency,
         "weights_pareto_k": bridged.weights_k,
         "large_energy_errors": float("nan") if neck is None else neck.large_errors,
+        "drift": float("nan") if neck is None else neck.drift,
         "neck_growth": float("nan") if neck is None else neck.growth,
     }
     return {name: figure for name, figure in figures.items() if not np.isnan(figure)}

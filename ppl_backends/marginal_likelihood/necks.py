@@ -1,14 +1,16 @@
-"""Draws that miss a neck, told from the draws alone: moves that leave the posterior invariant must leave them as they are.
+"""Draws that do not follow the posterior, told from the draws alone: moves that leave it invariant must not change them.
 
-A sampler with one step for all places is kept out of the neck of a funnel. R̂ and effective sample sizes are those of the part
-that it visits, and a bridge integrates that part. Trajectories that diverged tell, if the sampler left a record of them; this
-check needs none.
+One Hamiltonian trajectory starts at each of some draws, with a step that has its kernel's acceptance rate. Draws of the
+posterior stay distributed as they are, so the mean change of any function is zero within its error. The function here is the
+log density γ over a density q that is fitted to the other halves of the chains. If draws follow another distribution, q is
+close to that one, and the change is positive: its mean after enough moves is the sum of both Kullback–Leibler divergences.
 
-One trajectory from each of some draws comes first, with a step that has Hamiltonian Monte Carlo's acceptance rate. In a
-posterior of one width next to none of them has a large energy error. Where many have, draws are moved a few times with a
-quarter of the step, in non-centred coordinates if their gradients ask for such
-(:mod:`~ppl_backends.kernels.noncentring`). Draws of the posterior stay distributed as they are, and draws that were kept out
-of a neck move into it (:func:`~ppl_backends.smc.short_steps.growth_of_a_side`).
+A sampler with one step for all places is kept out of the neck of a funnel. R̂ and effective sample sizes are those of
+the part that it visits, and a bridge integrates that part. Trajectories that diverged tell, if the sampler left a
+record of them; this check needs none. In a posterior of one width next to no trajectory has a large energy error.
+Where many have, draws are moved a few times with a quarter of the step, in non-centred coordinates if their gradients
+ask for such (:mod:`~ppl_backends.kernels.noncentring`). Draws of the posterior stay distributed as they are, and
+draws that were kept out of a neck move into it (:func:`~ppl_backends.smc.short_steps.growth_of_a_side`).
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ppl_backends.approximations.missed_modes import name_of
 from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.protocol import Density
 from ppl_backends.kernels.tuning import AcceptanceTuning
+from ppl_backends.marginal_likelihood.bridging import Fit, variance_of_mean
 from ppl_backends.marginal_likelihood.draws import Draws
 from ppl_backends.marginal_likelihood.proposals import fit_gaussian
 from ppl_backends.numerics.gaussian import Gaussian
@@ -37,17 +41,21 @@ _TUNED_BY, _TUNING = 250, 5  # draws, and rounds of trajectories from them
 _ACCEPTED, _TRIALS = 0.75, 4  # rate from which a step is no longer at the edge of being unstable for all draws
 _TRIED, _MOVED, _MOVES = 1000, 2000, 8
 _SHIFT = 3.0  # standard errors
+_DRIFT = 4.0  # standard errors
 _MOST_COORDINATES = 300  # for which a covariance of this many draws is a metric
 
 
 class Neck(NamedTuple):
     """What moves did to the draws.
 
-    ``large_errors`` is the share of trajectories whose energy error is above 3, ``growth`` by how many standard errors moved
-    draws went further to where it is, along a ``coordinate``, ``upwards`` or downwards; NaN where none were moved.
+    ``large_errors`` is the share of trajectories whose energy error is above 3. ``drift`` is by how many standard errors
+    a trajectory raised the density relative to one that is fitted to the draws, ``growth`` by how many standard errors
+    moved draws went further to where energy errors are, along a ``coordinate``, ``upwards`` or downwards; NaN where none
+    were moved.
     """
 
     large_errors: float
+    drift: float
     growth: float = float("nan")
     coordinate: int = 0
     upwards: bool = False
@@ -57,9 +65,29 @@ class Neck(NamedTuple):
         """Return whether the draws do not follow the posterior there."""
         return self.growth > _SHIFT
 
+    def reason(self, names: Sequence[str]) -> str:
+        """Return why the draws do not follow the posterior; empty if they do."""
+        if self.is_missed:
+            name = name_of(self.coordinate, names)
+            return (
+                f"the draws miss a part of the posterior where `{name}` is {'large' if self.upwards else 'small'}: moves "
+                "with short steps, which leave the posterior as it is, take them "
+                f"{self.growth:.1f} standard errors further there: {advice_for_neck(name)}, or use sample_smc"
+            )
+        if self.drift > _DRIFT:
+            return (
+                "the draws do not follow this density: moves that leave the posterior as it is raise it by "
+                f"{self.drift:.1f} standard errors, relative to a density fitted to the draws: are they of this model, these "
+                "data and a sampler that converged?"
+            )
+        return ""
 
-def find_missed_neck(draws: Draws, target: BaseTarget, rng: np.random.Generator) -> Neck | None:
-    """Return what moves do to the draws; None where there are no gradients, or too many coordinates for a metric."""
+
+def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.Generator) -> Neck | None:
+    """Return what moves do to the draws; None where there are no gradients, or too many coordinates for a metric.
+
+    ``fit`` makes densities of draws, to which their moves are compared.
+    """
     if not target.has_gradient or target.is_estimated or target.dim > _MOST_COORDINATES:
         return None
     x = draws.x.reshape(draws.n, -1)
@@ -72,34 +100,48 @@ def find_missed_neck(draws: Draws, target: BaseTarget, rng: np.random.Generator)
         for k in range(_TUNING):
             _, info = coordinates.move(kernel, rng, few, _density(path), tuning.scale)
             tuning = tuning.learn(info, first=k == 0)
-        tried = path.evaluate(_thinned(x, _TRIED), 1.0, True)
+        kept = slice(None, None, max(1, draws.n // _TRIED))
+        tried = path.evaluate(draws.x[:, kept].reshape(-1, target.dim), 1.0, True)
         for _ in range(_TRIALS):
             scale = tuning.scale
-            _, info = coordinates.move(kernel, rng, tried, _density(path), scale)
+            moved, info = coordinates.move(kernel, rng, tried, _density(path), scale)
             if info.acceptance.mean() >= _ACCEPTED:
                 break
             tuning = tuning.learn(info, first=False)
         errors = energy_error_of(info)
         large = float(np.mean(np.isfinite(errors) & (errors > _LARGE_ERROR)))
+        drift = _drift(draws, fit, tried, moved, kept)
         if large <= _SUSPECT:
-            return Neck(large)
+            return Neck(large, drift)
         coordinate, upwards = where_energy_errors_are(tried.x, errors)
         start = path.evaluate(_thinned(x, _MOVED), 1.0, True)
         moved, short = start, coordinates_of(start, path)
         for _ in range(_MOVES):
             moved, _ = short.move(kernel, rng, moved, _density(path), SHORTER * scale)
     before, after = ((1.0 if upwards else -1.0) * points.x[:, coordinate] for points in (start, moved))
-    return Neck(large, growth_of_a_side([before], [after]), coordinate, upwards)
+    return Neck(large, drift, growth_of_a_side([before], [after]), coordinate, upwards)
 
 
-def neck_reason(neck: Neck, names: Sequence[str]) -> str:
-    """Return the warning about draws that miss a neck."""
-    name = name_of(neck.coordinate, names)
-    return (
-        f"the draws miss a part of the posterior where `{name}` is {'large' if neck.upwards else 'small'}: moves with short "
-        f"steps, which leave the posterior as it is, take them {neck.growth:.1f} standard errors further there: "
-        f"{advice_for_neck(name)}, or use sample_smc"
-    )
+def _drift(draws: Draws, fit: Fit, before: PathState, after: PathState, kept: slice) -> float:
+    """Return the mean change of log γ/q in its standard errors, with q fitted to the other halves of the chains."""
+    first = np.arange(draws.x.shape[1]) < draws.x.shape[1] // 2
+    shape = draws.log_density[:, kept].shape
+    change = (after.log_density - before.log_density).reshape(shape)
+    for half in (first, ~first):
+        q, own = fit(draws.x[:, ~half].reshape(-1, draws.x.shape[2])), half[kept]
+        old, new = (q.log_density(_of_half(points.x, shape, own)) for points in (before, after))
+        change[:, own] -= (new - old).reshape(len(change), -1)
+    mean = change.mean(axis=1)
+    ancestor = None if draws.ancestor is None else draws.ancestor[:, kept]
+    variance = variance_of_mean(change - mean[:, None], ancestor).mean() / len(mean)
+    if len(mean) > 1:
+        variance = max(variance, mean.var(ddof=1) / len(mean))
+    return float(mean.mean() / variance**0.5) if variance > 0 else 0.0
+
+
+def _of_half(x: Array, shape: tuple[int, ...], own: NDArray[np.bool_]) -> Array:
+    """Return the points of all chains at the times ``own``."""
+    return x.reshape(*shape, -1)[:, own].reshape(-1, x.shape[1])
 
 
 def _thinned(x: Array, n: int) -> Array:

@@ -85,9 +85,12 @@ def choose_proposal(x: Array, name: str, allowed: Sequence[str]) -> str:
 def _has_modes(x: Array) -> bool:
     """Return whether points are in several separated modes, with enough distinct points in each for a covariance."""
     labels = modes(x)
-    if not labels.any():
+    parts = [x[labels == label] for label in range(labels.max() + 1)]
+    if len(parts) == 1 or any(
+        np.ptp(part, axis=0).min() == 0 for part in parts
+    ):  # rounded draws vary between "modes" alone
         return False
-    fewest = min(len(np.unique(x[labels == label], axis=0)) for label in range(labels.max() + 1))
+    fewest = min(len(np.unique(part, axis=0)) for part in parts)
     return fewest > x.shape[1] and _are_many(fewest // 2, x.shape[1])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from scipy.stats import t as student_t
@@ -42,7 +43,9 @@ class Evidence:
         (draws without a finite density), ``log_density_mismatch`` (if the sampler stored its log densities);
         ``bridge`` and ``bridge_se``; ``pareto_k`` of the bridge's terms, ``blocks_apart`` (the largest distance of
         bridges from reshuffled blocks from their mean, in standard errors), ``efficiency`` and ``weights_pareto_k`` of
-        importance weights at the proposal's points.
+        importance weights at the proposal's points; ``large_energy_errors``, ``drift`` and ``neck_growth`` of moves.
+    observed_data : dict of str to array
+        Observed data of the model by name; empty if the target does not know them.
 
     Examples
     --------
@@ -71,6 +74,7 @@ class Evidence:
     log_prior_normalizer_se: float = 0.0
     note: str | None = None
     diagnostics: Mapping[str, float] = field(default_factory=dict)
+    observed_data: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def interval(self, probability: float = 0.95) -> tuple[float, float]:
         """Return the interval that contains the log evidence with a given probability, by Student's t.

@@ -231,7 +231,7 @@ def unconstrained_draws(idata: Any, target: BaseTarget | None) -> tuple[tuple[st
         stored = group(idata, "unconstrained_posterior")
     except KeyError:
         stored = None
-    if stored is not None and "x" in stored:
+    if stored is not None and "x" in stored and _are_of(stored["unconstrained_parameter"].values, target):
         return tuple(str(name) for name in stored["unconstrained_parameter"].values), stored["x"].values
     if target is None:
         raise ModelError("the draws are in model space: give model=, which takes them to the unconstrained space")
@@ -240,8 +240,13 @@ def unconstrained_draws(idata: Any, target: BaseTarget | None) -> tuple[tuple[st
     return target.names, x.reshape(sizes["chain"], sizes["draw"], -1)
 
 
+def _are_of(names: Array, target: BaseTarget | None) -> bool:
+    """Return whether stored coordinates have the names of the target's."""
+    return target is None or [str(name) for name in names] == list(target.names)
+
+
 def flat_draws(idata: Any, names: Sequence[str] | None = None) -> dict[str, Array]:
     """Return draws of a posterior, name → ``(chains·draws, *shape)``: all variables, or those of ``names`` it has."""
     posterior = group(idata, "posterior")
     kept = posterior.data_vars if names is None else [name for name in names if name in posterior]
-    return {str(name): np.concatenate(posterior[name].values, axis=0) for name in kept}
+    return {str(name): np.concatenate(posterior[name].transpose("chain", "draw", ...).values) for name in kept}

@@ -239,6 +239,52 @@ def test_draws_of_another_density_are_recognised_by_the_proposal_alone():
     assert any("do not follow this density" in reason for reason in found.reasons)
 
 
+def test_plain_draws_of_another_density_are_recognised_by_moves():
+    """Here a bridge is off by 0.14 and 0.69, and weights of the fitted density have too heavy a tail to show it."""
+    rng = np.random.default_rng(17)
+    factor = np.linalg.cholesky([[1.0, 0.5], [0.5, 1.0]])
+    target = FunctionTarget(
+        2, lambda x: (-0.5 * (np.linalg.solve(factor, x.T) ** 2).sum(axis=0), -_solve_twice(factor, x))
+    )
+    right = rng.standard_normal((4, 1000, 2)) @ factor.T
+    half = np.where(right[..., :1] > 0, right, -right)
+    without_correlation = rng.standard_normal((4, 1000, 2))
+    for x, wrong in ((right, False), (half, True), (without_correlation, True)):
+        found = quietly({"x": x}, target, method="bridge", random_seed=1)
+        assert any("raise it by" in reason for reason in found.reasons) == wrong
+        assert (found.diagnostics["drift"] > 4) == wrong
+        assert is_right(found, np.log(2 * np.pi) + 0.5 * np.log(0.75)) != wrong
+
+
+def _solve_twice(factor, x):
+    return np.linalg.solve(factor.T, np.linalg.solve(factor, x.T)).T
+
+
+def test_shapes_that_mislead():
+    known = conjugate_gaussian(3)
+    x = gaussian_draws(known, 100, np.random.default_rng(18))
+    plain = pb.evidence({"x": x}, known.target, method="bridge", random_seed=1)
+    posterior = xr.Dataset({"x": (("chain", "draw", "x_dim_0"), x)})
+    for draws in (posterior, as_inference_data({"posterior": posterior.transpose("draw", "chain", ...)})):
+        assert pb.evidence(draws, known.target, method="bridge", random_seed=1) == plain
+    one = as_inference_data({"posterior": posterior.isel(chain=0)})
+    with pytest.raises(ModelError, match="no dimension chain: expected chain and draw"):
+        pb.evidence(one, known.target)
+    with pytest.warns(SamplerWarning, match="1 of 4 chains repeat the draws of another"):
+        pb.evidence({"x": x[[0, 1, 2, 0]]}, known.target, method="bridge", random_seed=1)
+    mine = pb.sample_importance(known.target, draws=200, random_seed=1, progressbar=False)
+    with pytest.raises(ModelError, match="missing"):  # of as many coordinates, with other names
+        pb.evidence(mine, gamma_model())
+
+
+def gamma_model():
+    """Return a model of three coordinates."""
+    pm = pytest.importorskip("pymc")
+    with pm.Model() as model:
+        pm.Gamma("rate", 2, 1, shape=3)
+    return model
+
+
 def half_line(x):
     """Return an exponential variable, of density zero below zero; its log is no coordinate here."""
     return np.where(x[:, 0] > 0, -x[:, 0], -np.inf), -np.ones_like(x)
