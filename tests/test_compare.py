@@ -8,6 +8,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.marginal_likelihood import Evidence
 from ppl_backends.results.inference_data import as_inference_data, group
 from ppl_backends.targets import FunctionTarget
 from tests.toys import conjugate_gaussian, gamma_poisson
@@ -52,7 +53,7 @@ def test_probabilities_of_draws(draws):
 def test_models_of_different_data_are_named():
     rows = np.array([1.0, 2.0, 3.0])
     one, same, other = (
-        pb.Evidence(-1.0, 0.1, np.inf, True, "bridge", (), observed_data={"y": y})
+        Evidence(-1.0, 0.1, np.inf, True, "bridge", (), observed_data={"y": y})
         for y in (rows, rows[::-1, None].astype(np.float32), rows[:2])
     )
     table = pb.compare_evidence({"one": one, "same": same})
