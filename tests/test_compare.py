@@ -60,7 +60,7 @@ def test_models_of_different_data_are_named():
     assert not table.attrs["warnings"]
     with pytest.warns(ApproximationWarning, match="one and other have different observed data in 'y'"):
         pb.compare_evidence({"one": one, "other": other})
-    known = pb.compare_evidence({"one": one, "unknown": Known(-2.0)})
+    known = pb.compare_evidence({"one": one, "unknown": replace(other, observed_data={})})
     assert not known.attrs["warnings"]
 
 
