@@ -104,7 +104,8 @@ def demo(
     from ppl_backends.demo import plot_posterior, run_demo
 
     with _one_line_errors():
-        output.mkdir(parents=True, exist_ok=True)
+        with _named_output(output):
+            output.mkdir(parents=True, exist_ok=True)
         _check_finish(output / "pima_posterior.nc")
         console.print(DEMO_MODEL, highlight=False)
         answers, laplace, idata = run_demo(draws, seed, progressbar=not quiet)
@@ -236,6 +237,9 @@ def _on_program(model: Path, data: Path | None, output: Path | None, **options: 
     import ppl_backends as pb
 
     with _one_line_errors(output):
+        for given in filter(None, (model, data)):
+            if output is not None and output.resolve() == given.resolve():
+                raise ModelError(f"--output {str(output)!r} is the file of the model or of the data; give another name")
         target = pb.as_target(str(model), None if data is None else str(data), **options)
         yield pb, target, partial(_finish, output=output, target=target)
 
@@ -245,10 +249,17 @@ def _check_finish(output: Path | None) -> None:
     import arviz  # noqa: F401
 
     if output is not None:
-        try:
+        with _named_output(output):
             check_writable(output)
-        except OSError as error:
-            raise ModelError(f"--output {str(output)!r} cannot be written: {reason_of(error)}") from None
+
+
+@contextmanager
+def _named_output(output: Path) -> Iterator[None]:
+    """Turn errors of the file system into an error that names the option."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"--output {str(output)!r} cannot be written: {reason_of(error)}") from None
 
 
 def _finish(idata: Any, output: Path | None, target: Any, kind: str = "all") -> None:
@@ -270,7 +281,7 @@ def _finish(idata: Any, output: Path | None, target: Any, kind: str = "all") -> 
         less = float(attrs[name]) - float(attrs["log_prior_normalizer"])
         error = normalised_evidence_error(attrs, name)
         known = f", standard error {error:.4f}" if error == error else ""
-        console.print(f"without the integral of the prior {less:.3f}{known}: compare models by this", highlight=False)
+        console.print(f"under the normalised prior {less:.3f}{known}: compare models by this", highlight=False)
     if output is not None:
         sys.stdout.flush()
         _write(idata, output)

@@ -1,4 +1,4 @@
-"""Write files atomically, and check before a long run that a file can be written."""
+"""Read text files, write files atomically, and check before a long run that a file can be written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import errno
 import os
 import tempfile
 from pathlib import Path
+
+from ppl_backends.errors import ModelError
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file; raise ModelError if the file is not UTF-8 text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: not a text file in UTF-8 (byte {error.start}); give another file") from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:

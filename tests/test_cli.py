@@ -118,6 +118,23 @@ def test_missing_program_is_one_line(command, tmp_path):
     assert "absent.stan" in result.stderr
 
 
+def test_a_program_that_is_no_text_is_one_line(tmp_path):
+    program = tmp_path / "binary.stan"
+    program.write_bytes(b"\xff\xfe\x00")
+    result = invoke("laplace", program, "--quiet")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error:")
+    assert "not a text file" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_the_program_and_its_data_are_not_overwritten(stan_files):
+    for given in stan_files:
+        result = invoke("laplace", *stan_files, "--output", given, "--quiet")
+        assert result.exit_code == 1
+        assert "give another name" in result.stderr
+
+
 @pytest.mark.parametrize("command", ["laplace", "ep", "vi", "importance", "smc"])
 @pytest.mark.parametrize("place", ["nowhere/result.nc", "file/result.nc", "."])
 def test_a_file_that_cannot_be_written_is_known_before_the_run(command, place, tmp_path):

@@ -184,6 +184,8 @@ def sample_importance(
         as_target(model, data, cores=cores, **naming(log_likelihood), **target_options), power, power_potentials
     )
     check_memory(draws, chains, target.dim)
+    if draws * chains == 1:
+        raise ModelError("draws=1, chains=1: one point gives no error of the evidence; increase draws")
     started = time.perf_counter()
     *generators, fit_rng, result_rng, prior_rng, estimate_rng = spawn_generators(random_seed, chains + 4)
     given = not isinstance(approximation, str)

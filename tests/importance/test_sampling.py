@@ -194,6 +194,7 @@ def test_points_outside_the_support_have_no_weight():
         ({"draws": 0}, "draws=0: expected an integer of at least 1"),
         ({"draws": 10.5}, "draws=10.5"),
         ({"chains": 0}, "chains=0"),
+        ({"draws": 1, "chains": 1}, "one point gives no error"),
         ({"proposal": "cauchy"}, "proposal='cauchy'"),
         ({"approximation": "pathfinder"}, "approximation='pathfinder'"),
         ({"approximation": 3}, "approximation=3"),

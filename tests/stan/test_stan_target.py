@@ -243,6 +243,7 @@ def _cmdstan_model(folder):
         ({"y": [0.5] * 60}, r"'y' \(line \d+\) is declared int, and has values that are not integers"),
         ({"X": [[1.0], [2.0, 3.0]]}, "'X' is not a rectangular array"),
         ({"y": [1, None] * 30}, "'y' contains None; Stan has no missing values"),
+        ({"y": {"a": 1}}, "'y' is not a rectangular array"),
         ({"N": 2**40}, "'N' holds an integer beyond"),
     ],
 )

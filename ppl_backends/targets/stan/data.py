@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
+from ppl_backends.files import read_text
 
 NUMBERS_AS_TEXT = {"NaN", "Inf", "+Inf", "-Inf", "Infinity", "+Infinity", "-Infinity"}
 INT_RANGE = np.iinfo(np.int32)
@@ -31,7 +32,7 @@ def read_data(data: Any) -> dict[str, Any]:
         path = Path(data).expanduser()
         if not path.is_file():
             raise ModelError(f"{path}: no such data file")
-        text, source = path.read_text(encoding="utf-8"), str(path)
+        text, source = read_text(path), str(path)
     try:
         content = json.loads(text) if text.strip() else {}
     except json.JSONDecodeError as error:
@@ -62,7 +63,8 @@ def _tuple_elements(value: Any) -> list[Any] | None:
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, Mapping):  # tuples in JSON
-        return [value[str(k + 1)] for k in range(len(value))]
+        keys = [str(k + 1) for k in range(len(value))]
+        return [value[key] for key in keys] if set(keys) == set(value) else None
     if isinstance(value, list) and value:
         parts = [_tuple_elements(item) for item in value]
         if all(part is not None for part in parts):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ppl_backends.errors import CompilationError, ModelError
+from ppl_backends.files import read_text
 from ppl_backends.targets.stan.toolchain import Toolchain, find_toolchain
 
 
@@ -32,7 +33,7 @@ class StanProgram:
         path = Path(path).expanduser()
         if not path.is_file():
             raise ModelError(f"{path}: no such Stan program")
-        return cls(path.stem, path.read_text(encoding="utf-8"), path, (*include_paths, str(path.resolve().parent)))
+        return cls(path.stem, read_text(path), path, (*include_paths, str(path.resolve().parent)))
 
     @property
     def label(self) -> str:
