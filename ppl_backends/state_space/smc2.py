@@ -1,4 +1,4 @@
-"""``sample_smc2``: posterior, evidence and scores of a state-space model, with filters as large as they have to be."""
+"""``sample_smc2``: posterior, evidence and scores of a state-space model, with filters that grow where it is necessary."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def sample_smc2(
     log_prior: bool = False,
     **target_options: Any,
 ) -> Any:
-    """Draw from the posterior of a state-space model by SMC², and estimate its evidence. Exact for any N_x.
+    """Draw from the posterior of a state-space model by SMC², an exact method, and estimate the evidence.
 
-    Particles of the prior, each with a particle filter of its own, are weighted by the estimates of their filters for
-    as many rows as keep their effective sample size, resampled, and moved by particle Metropolis steps. When there are
-    more rows, :func:`~ppl_backends.update_smc` goes on.
+    The particles are parameters, and each has a particle filter of its own, which estimates the likelihood of the next
+    rows. Rows are added while the effective sample size of the weights stays above its threshold. Then the particles are
+    resampled and moved by particle Metropolis steps. :func:`~ppl_backends.update_smc` adds more rows later.
 
     Parameters
     ----------
     model : pymc.Model, Stan program or Target, optional
-        With a state-space model; the PyMC model on the context stack by default.
+        A model with ``pb.StateSpace``; the PyMC model on the context stack by default.
     data : dict or path, optional
         Data of a Stan program.
     draws : int
@@ -66,45 +66,46 @@ def sample_smc2(
     chains : int
         Independent runs; their spread is part of the evidence's standard error.
     n_particles : int or "auto"
-        Particles of a filter, N_x. ``"auto"`` begins with 32 and takes more where the log of the likelihood estimate varies
-        by more than 1.5 between fresh filters at the same parameters: around paths out of the old ones. Filters that have
-        grown shrink around paths where this variance falls below a quarter.
+        Particles of a filter, N_x. Results are exact for any number. ``"auto"`` begins with 32. It increases the number
+        if the log likelihood estimate has a variance above 1.5 over fresh filters at the same parameters, and decreases it
+        again (not below 32) if this variance is below a quarter.
     filter : {"auto", "bootstrap", "guided", "auxiliary"}
-        ``"auto"`` is guided where the model has ``proposal=``.
+        ``"auto"`` is guided if the model has ``proposal=``.
     moves : {"auto", "mixed", "random_walk", "independent", "exchange", "gibbs", "partial"}
-        Proposals of the particle Metropolis steps; ``"auto"`` takes those of a random walk and draws of the smoothed
-        particles in turn, ``"mixed"`` draws of a Gaussian in place of the latter. With ``"exchange"`` larger filters come in
-        the place of the old ones with weights instead. ``"partial"`` ends with new filters around paths after every block of
-        rows. ``"gibbs"`` moves parameters given paths of states, and paths by conditional filters, and ends with new filters
-        around them, whose states are drawn from the transition; the model needs ``log_transition`` and ``log_initial``.
+        ``"auto"`` alternates between random-walk proposals and draws from the smoothed particles; ``"mixed"`` has draws
+        from a Gaussian instead of the latter. ``"random_walk"`` and ``"independent"`` make one kind of proposal.
+        ``"exchange"`` moves like ``"auto"``, but replaces filters by larger ones with importance weights. ``"partial"`` also
+        moves like ``"auto"``, and after every block of rows draws new filters around paths of states. ``"gibbs"`` alternates
+        between moves of the parameters given a path of states and conditional filters that renew the path; the model needs
+        ``log_transition`` and ``log_initial``.
     ess_threshold : float
-        Share of the particles that the ESS of every reweighting keeps.
+        Relative ESS that every reweighting keeps.
     min_moves, max_moves : int
-        Floor and cap of the number of moves per block of rows; moves go on until the particles have mixed.
+        Smallest and largest number of moves per block of rows; the number is chosen automatically between them.
     states : bool
-        Whether to keep a path of states for every draw, as variable ``states`` of ``posterior``: one of the states given
-        the draw and all rows, out of the draw's own filter. Rows that an unfinished run has not seen are NaN.
+        Whether to keep a path of states for every draw, as variable ``states`` of ``posterior``: a draw of the states
+        given these parameters and all rows. Rows that an unfinished run has not reached are NaN.
     max_time : float, optional
-        Seconds per chain; a chain that meets it returns what it has, marked incomplete, after at least one block of rows.
+        Seconds per chain; a chain that exceeds them returns its particles, marked incomplete, after at least one block.
     checkpoint : path, optional
-        File in which the run is kept after every block of rows (with one more per chain beside it). Called again with the
-        same file, an unfinished run goes on from there, with the result it would have had.
+        File that saves the run after every block of rows (with one more file per chain beside it). The same call with
+        the same file continues an unfinished run, with the result that it would have had.
     cores, executor, random_seed, progressbar, log_prior
         As for :func:`~ppl_backends.sample_smc`.
     **target_options
-        Passed on to :func:`~ppl_backends.as_target`.
+        Passed to :func:`~ppl_backends.as_target`.
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        As from :func:`~ppl_backends.sample_ibis`, ``log_score`` of group ``prequential`` included. ``sample_stats`` has
-        ``n_particles`` and ``estimate_variance`` (as measured after the moves) at every stage. Group
+        As from :func:`~ppl_backends.sample_ibis`, with ``log_score`` in group ``prequential``. ``sample_stats`` has
+        ``n_particles`` and ``estimate_variance`` (measured after the moves) at every stage. Group
         ``unconstrained_posterior`` holds the filters.
 
     Raises
     ------
     ModelError
-        If the model has no state-space model, or every particle gives a row probability zero.
+        If the model has no ``pb.StateSpace``, or a row has probability zero under every particle.
 
     Examples
     --------
