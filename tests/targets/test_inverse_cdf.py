@@ -66,6 +66,7 @@ MULTIVARIATE = {
     "correlated": correlated,
     "random covariance": random_covariance,
     "random walk": lambda: pm.GaussianRandomWalk("x", mu=0.1, sigma=0.5, init_dist=pm.Normal.dist(0, 2), shape=5),
+    "autoregression": lambda: pm.AR("x", [0.5, -0.3], sigma=0.5, init_dist=pm.Normal.dist(1, 2), shape=5),
     "dirichlet": lambda: pm.Dirichlet("x", [0.5, 2.0, 1.0, 3.0]),
     "dirichlet rows": lambda: pm.Dirichlet("x", np.array([[0.5, 2.0, 1.0], [3.0, 1.0, 2.0]])),
     "stick breaking": lambda: pm.StickBreakingWeights("x", alpha=2.0, K=4),
@@ -136,7 +137,7 @@ def test_a_draw_used_twice_is_drawn_once():
 
 REFUSED = {
     "VonMises": lambda: pm.VonMises("x", 0.0, 1.0),
-    "AR": lambda: pm.AR("x", [0.5], sigma=1.0, init_dist=pm.Normal.dist(0, 1), steps=3),
+    "GARCH": lambda: pm.GARCH11("x", omega=1.0, alpha_1=0.2, beta_1=0.3, initial_vol=1.0, shape=4),
     "Flat": lambda: pm.Flat("x"),
     "transform": lambda: pm.Normal("x", 0, 1, transform=pm.distributions.transforms.log, initval=1.0),
 }

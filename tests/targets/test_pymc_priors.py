@@ -41,6 +41,19 @@ def test_moments_on_the_unconstrained_space():
         assert stats.kstest(column, law.cdf).pvalue > 1e-5
 
 
+def test_autoregressive_paths_are_drawn_at_once_and_have_independent_innovations():
+    sigma = np.array([0.5, 2.0])
+    with pm.Model() as model:
+        pm.AR("x", [0.4, 0.5, -0.3], sigma=sigma, constant=True, init_dist=pm.Normal.dist(1, 2), shape=(2, 5))
+    target = PyMCTarget(model)
+    x = draws_of(target).reshape(N, 2, 5)
+    assert target._prior_sampler().at_once
+    innovations = x[..., 2:] - 0.4 - 0.5 * x[..., 1:-1] + 0.3 * x[..., :-2]
+    z = np.concatenate([(x[..., :2] - 1) / 2, innovations / sigma[:, None]], axis=2).reshape(N, 10)
+    np.testing.assert_allclose(z.mean(axis=0), 0, atol=5 / N**0.5)
+    np.testing.assert_allclose(z.T @ z / N, np.eye(10), atol=5 * (2 / N) ** 0.5)
+
+
 def test_hierarchies_share_their_parents_draws():
     with pm.Model() as model:
         scale = pm.HalfNormal("scale", 1)

@@ -19,14 +19,18 @@ from numpy.typing import NDArray
 from pymc.distributions.continuous import FlatRV, HalfFlatRV
 from pymc.distributions.distribution import PartialObservedRV
 from pymc.distributions.multivariate import CARRV
+from pymc.distributions.timeseries import AutoRegressiveRV
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import MergeOptimizer
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType, random_generator_type
+from scipy.signal import lfilter, lfiltic
 
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.targets.protocol import Array
@@ -159,11 +163,13 @@ class PriorSampler:
 
 
 def prior_replacements(model: pm.Model, data: DataValues) -> dict[Variable, Variable]:
-    """Return replacements by which draws follow the density as written: data, sorted elements, draws of ``CAR``."""
+    """Return replacements by which draws follow the density as written: data, sorted elements, ``CAR`` and ``AR``."""
     fixed = fixed_values(model, data)
     for rv in free_variables(model):
         if isinstance(rv.owner.op, CARRV):
             replacement = _car_draw(rv)
+        elif isinstance(rv.owner.op, AutoRegressiveRV):
+            replacement = _autoregressive_draw(rv)
         elif exchangeable_and_ordered(model, rv):
             replacement = _sorted_copy(rv, model.rvs_to_transforms[rv])
         else:
@@ -223,6 +229,30 @@ def _car_draw(rv: Variable) -> Variable:
     factor = pt.linalg.cholesky(car_precision(rv))
     noise = pt.random.normal(size=rv.shape)
     return rv.owner.inputs[2] + pt.linalg.solve_triangular(factor.mT, noise, lower=False)
+
+
+class _Recursion(Op):
+    """The recursion x_t = Σ_i ρ_i x_{t−i} + e_t of one series; PyMC's is a loop in Python that cannot have a batch axis."""
+
+    __props__ = ()
+    gufunc_signature = "(p),(p),(t)->(t)"
+
+    def make_node(self, *inputs: Variable) -> Apply:
+        return Apply(self, list(inputs), [inputs[2].type()])
+
+    def perform(self, node: Apply, inputs: Sequence[Array], outputs: Sequence[list[Any]]) -> None:
+        rhos, before, noise = inputs
+        feedback = np.concatenate([[1.0], -rhos])
+        outputs[0][0] = lfilter([1.0], feedback, noise, zi=lfiltic([1.0], feedback, before[::-1]))[0]
+
+
+def _autoregressive_draw(rv: Variable) -> Variable:
+    """Return a draw of ``AR`` whose innovations are drawn before the recursion."""
+    rhos, sigma, before, steps = rv.owner.inputs[:4]
+    noise = sigma[..., None] * pt.random.normal(size=(*before.shape[:-1], steps))
+    if rv.owner.op.constant_term:
+        noise, rhos = noise + rhos[..., :1], rhos[..., 1:]
+    return pt.concatenate([before, Blockwise(_Recursion())(rhos, before, noise)], axis=-1)
 
 
 def _error_of_return(model: pm.Model, rv: Variable, value: Variable) -> Variable:
