@@ -356,6 +356,10 @@ def _from_gaussian(posterior: GibbsPosterior, q: Any) -> tuple[float, float]:
     approximation = as_approximation(q)
     if approximation.representation == "mixture":
         raise ModelError("no exact KL is known for a mixture; certify a Gaussian or an SMC run")
+    if approximation.dim != posterior.dim:
+        raise ModelError(
+            f"the approximation has {approximation.dim} coordinates, and the posterior has {posterior.dim}"
+        )
     gaussian = approximation.gaussian
     kl = gaussian.kl_to(prior.normal)
     if isinstance(q, GibbsVI) and q.posterior._risk is posterior._risk:

@@ -28,6 +28,7 @@ from ppl_backends.gibbs.gaussian_vi import (
 from ppl_backends.gibbs.losses import PairLoss
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
 from ppl_backends.gibbs.risks import LinearRisk
+from ppl_backends.numerics.arrays import as_floats
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.options import approximation, checked, choice, flag, increasing, integer, none, number
 from ppl_backends.random import SeedLike, spawn_generators
@@ -161,7 +162,7 @@ def fit_gibbs_vi_path(
     >>> [round(q.posterior.learning_rate) for q in fit_gibbs_vi_path(posterior, [6.0, 60.0])]
     [6, 60]
     """
-    rates = np.asarray(learning_rates, dtype=np.float64)
+    rates = as_floats("learning_rates", learning_rates)
     if rates.ndim != 1 or not len(rates) or np.any(np.diff(rates) <= 0):
         raise ModelError(f"learning_rates={learning_rates!r}: expected increasing numbers")
     last = posterior.with_learning_rate(rates[-1])
@@ -180,7 +181,7 @@ def _fit_along(
     every = ladder is not None
     if ladder is None:
         ladder = [] if problem.loss.convex or start is not None else default_ladder(posterior.learning_rate)
-    rates = [*np.asarray(ladder, dtype=np.float64), posterior.learning_rate]
+    rates = [*as_floats("ladder", ladder), posterior.learning_rate]
     q = None if start is None else _start(family, start)
     trace, results = [], []
     for rate in rates:

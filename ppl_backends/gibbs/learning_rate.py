@@ -31,6 +31,7 @@ from ppl_backends.gibbs.certificates import certify
 from ppl_backends.gibbs.fit import FAMILY, fit_gibbs_vi, fit_gibbs_vi_path
 from ppl_backends.gibbs.gaussian_vi import expected_risk
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior, TuningRecord
+from ppl_backends.numerics.arrays import as_floats
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.options import array, checked, choice, increasing, integer, none
 from ppl_backends.random import SeedLike, spawn_generators
@@ -160,7 +161,7 @@ def choose_learning_rate(
     >>> choice.posterior.tuning
     (TuningRecord(what='learning rate', how='cross-validation', candidates=2),)
     """
-    rates = default_grid(posterior.n) if grid is None else np.asarray(grid, dtype=np.float64)
+    rates = default_grid(posterior.n) if grid is None else as_floats("grid", grid)
     certified = method in ("bound", "annealing")
     if certificate and not certified:
         raise ModelError(f"{next(iter(certificate))!r} is an option of method='bound' and 'annealing' only")

@@ -1,8 +1,7 @@
 """Losses ℓ(s, y) of a score s: values, derivatives, sites exp(−c ℓ) for EP, and expectations under a Gaussian score.
 
-A Gaussian approximation of θ makes every linear score s = xᵀθ Gaussian, so that the expected risk of the approximation
-is a sum of one-dimensional integrals. For the losses here they have closed forms (quadrature for the logistic one). By
-the heat equation ∂E/∂v = ½ ∂²E/∂μ², an optimiser needs only three numbers per score.
+A Gaussian approximation of θ makes every linear score s = xᵀθ Gaussian, so that the expected risk is a sum of
+one-dimensional integrals. By the heat equation ∂E/∂v = ½ ∂²E/∂μ², an optimiser needs only three numbers per score.
 
 A pair loss is a loss of the difference of two scores, sᵢ − sⱼ with yᵢ > yⱼ, and its label is always +1.
 """
@@ -16,9 +15,10 @@ import numpy as np
 from scipy.special import expit, log_ndtr, ndtr
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import Array, as_floats
 from ppl_backends.targets.factors import FunctionSites, Normal, ScaledSites, SiteFamily, Step
 from ppl_backends.targets.factors.families import _truncated_variance, mills, signs
-from ppl_backends.targets.factors.sites import LOG_2PI, Array, Rows, TiltedMoments
+from ppl_backends.targets.factors.sites import LOG_2PI, Rows, TiltedMoments
 
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
@@ -68,7 +68,7 @@ class Loss:
         """Return outcomes in the loss's coding: −1 and +1 for classes (0/1, booleans and ±1 are accepted), else numbers."""
         if self.classification:
             return signs(y)
-        y = np.asarray(y, dtype=np.float64)
+        y = as_floats("y", y)
         if not np.isfinite(y).all():
             raise ModelError(f"{self.name} loss: y has values that are not finite")
         return y
@@ -394,7 +394,7 @@ class Weighted(Loss):
 
     def prepare(self, y: Any) -> Array:
         """Return ±w unchanged."""
-        y = np.asarray(y, dtype=np.float64)
+        y = as_floats("y", y)
         if not (np.isfinite(y) & (y != 0)).all():
             raise ModelError(f"{self.name} loss: weights must be positive and finite; leave out rows of weight zero")
         return y

@@ -18,6 +18,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.losses import Loss, PairLoss, Weighted
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
 from ppl_backends.gibbs.priors import GaussianPriorTarget, SpikeSlab
+from ppl_backends.numerics.arrays import as_floats
 from ppl_backends.options import checked
 from ppl_backends.targets.factors.design import Design
 from ppl_backends.targets.factors.sites import Array, SiteFamily
@@ -159,7 +160,7 @@ def fit_pair_ep_path(
     >>> [inclusion_probabilities(q).round(1).tolist() for q in path[1:]]
     [[1.0, 0.3, 0.9], [1.0, 0.3, 0.9]]
     """
-    prior, widths = posterior.prior, np.asarray(spikes, dtype=np.float64)
+    prior, widths = posterior.prior, as_floats("spikes", spikes)
     if not isinstance(prior, SpikeSlab):
         raise ModelError("fit_pair_ep_path: expected a SpikeSlab prior; fit_pair_ep takes others")
     if widths.ndim != 1 or not len(widths) or np.any(np.diff(widths) >= 0) or not widths[-1] > 0:

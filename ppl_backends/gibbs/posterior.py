@@ -19,6 +19,7 @@ from ppl_backends.gibbs.losses import Loss, PairLoss, loss_of, resolve_loss
 from ppl_backends.gibbs.priors import GaussianPriorTarget, coefficient_columns, resolve_prior
 from ppl_backends.gibbs.risks import FunctionRisk, LinearRisk, LossObservations
 from ppl_backends.gibbs.theory import THEORY, theory_prior, theory_rate
+from ppl_backends.numerics.arrays import as_floats
 from ppl_backends.options import instance, number
 from ppl_backends.targets.factors import Factors, SiteFamily
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points, sanitize
@@ -401,7 +402,7 @@ class GibbsPosterior(WrappedTarget):
 
 
 def _checked_data(loss: Loss, X: Any, y: Any, offset: Any) -> tuple[Array, Array, Array]:
-    X = np.ascontiguousarray(X, dtype=np.float64)
+    X = np.ascontiguousarray(as_floats("X", X))
     if X.ndim != 2 or 0 in X.shape or not np.isfinite(X).all():
         raise ModelError(f"X has shape {X.shape}; expected (n, p), with finite values")
     if y is None or np.shape(y) != (len(X),):
@@ -409,7 +410,7 @@ def _checked_data(loss: Loss, X: Any, y: Any, offset: Any) -> tuple[Array, Array
     y = loss.prepare(y)
     if isinstance(loss, PairLoss) and not 0 < (y > 0).sum() < len(y):
         raise ModelError("y has one class only, so that there are no pairs to rank")
-    offset = np.broadcast_to(np.asarray(offset, dtype=np.float64), (len(X),))
+    offset = np.broadcast_to(as_floats("offset", offset), (len(X),))
     if not np.isfinite(offset).all():
         raise ModelError("offset has values that are not finite")
     return X, y, offset

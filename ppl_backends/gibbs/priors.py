@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import as_floats
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.options import checked, has_moments, integer, number
 from ppl_backends.targets.factors import GaussianPrior, NormalMixture
@@ -37,7 +38,7 @@ class GaussianPriorTarget(_CoefficientPrior):
     label = "Gaussian prior"
 
     def __init__(self, mean: Any, cov: Any, dim: int, labels: Sequence[str] | None = None) -> None:
-        cov = np.asarray(cov, dtype=np.float64)
+        cov = as_floats("prior=(mean, cov): cov", cov)
         if cov.ndim > 2 or not np.isfinite(cov).all() or np.any((cov if cov.ndim < 2 else np.diag(cov)) <= 0):
             raise ModelError("prior=(mean, cov): cov must be a positive number, a vector of variances, or a covariance")
         try:

@@ -17,6 +17,7 @@ from scipy.spatial.distance import cdist
 from ppl_backends.approximations.given import as_approximation
 from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.posterior import GibbsPosterior, TuningRecord
+from ppl_backends.numerics.arrays import as_floats
 from ppl_backends.options import checked, number
 from ppl_backends.targets.factors.sites import Array
 
@@ -91,7 +92,7 @@ class GaussianProcess:
         kernel: Callable[[Array, Array], Any] | None = None,
     ) -> None:
         self.X = _rows(X)
-        scale = np.asarray(length_scale, dtype=np.float64)
+        scale = as_floats("length_scale", length_scale)
         if scale.shape not in ((), (self.X.shape[1],)) or not np.all(scale > 0) or not np.isfinite(scale).all():
             raise ModelError(
                 f"length_scale={length_scale!r}: expected a positive number, or one for each of {self.X.shape[1]} columns"
@@ -161,7 +162,7 @@ def _squared_exponential(length_scale: Array, amplitude: float, a: Array, b: Arr
 
 
 def _rows(X: Any) -> Array:
-    rows = np.asarray(X, dtype=np.float64)
+    rows = as_floats("X", X)
     if rows.ndim != 2 or 0 in rows.shape or not np.isfinite(rows).all():
         raise ModelError(f"X has shape {rows.shape}; expected (n, p), with finite values")
     return rows

@@ -8,6 +8,7 @@ import numpy as np
 from scipy import sparse
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import as_floats
 
 
 class Entries(NamedTuple):
@@ -34,7 +35,7 @@ class Entries(NamedTuple):
 
 def read_entries(rows: Any, columns: Any, values: Any, shape: tuple[int, int] | None, weights: Any = None) -> Entries:
     """Return entries from triplets, with repeated ones merged where there are weights."""
-    i, j, y = np.asarray(rows), np.asarray(columns), np.asarray(values, dtype=np.float64)
+    i, j, y = np.asarray(rows), np.asarray(columns), as_floats("values", values)
     if not (i.ndim == j.ndim == y.ndim == 1 and len(i) == len(j) == len(y) > 1):
         raise ModelError(
             f"triplets have shapes {i.shape}, {j.shape}, {y.shape}; expected three vectors of one length > 1"
@@ -43,7 +44,7 @@ def read_entries(rows: Any, columns: Any, values: Any, shape: tuple[int, int] | 
         raise ModelError("rows and columns must be integers")
     if not np.isfinite(y).all():
         raise ModelError("values has entries that are not finite; leave out what is missing")
-    w = np.ones(len(y)) if weights is None else np.asarray(weights, dtype=np.float64)
+    w = np.ones(len(y)) if weights is None else as_floats("weights", weights)
     if w.shape != y.shape or not ((w > 0) & np.isfinite(w)).all():
         raise ModelError(f"weights of shape {w.shape}: expected {len(y)} positive numbers, one for each entry")
     shape = (int(i.max()) + 1, int(j.max()) + 1) if shape is None else shape

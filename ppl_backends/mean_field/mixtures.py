@@ -22,6 +22,7 @@ from scipy.special import digamma, logsumexp, multigammaln, xlogy
 
 from ppl_backends.errors import ModelError
 from ppl_backends.mean_field.ascent import Ascent, best_of, log_beta, warn_unconverged
+from ppl_backends.numerics.arrays import as_floats
 from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.options import Option, array, checked, integer, number
 from ppl_backends.random import SeedLike, spawn_generators
@@ -190,7 +191,7 @@ class GaussianMixture(_Mixture):
         return ((x - centre) ** 2 * self._norm).sum(axis=1)
 
     def _checked(self, x: Any) -> Array:
-        x = np.asarray(x, dtype=np.float64)
+        x = as_floats("x", x)
         if x.ndim != 2 or x.shape[1] != self._dim:
             raise ModelError(f"x has shape {x.shape}; expected (n, {self._dim})")
         return x
@@ -319,7 +320,7 @@ def fit_gaussian_mixture(
     >>> fit.k, np.sort(fit.weights).round(1)
     (2, array([0.4, 0.6]))
     """
-    x = np.asarray(x, dtype=np.float64)
+    x = as_floats("x", x)
     if x.ndim != 2 or len(x) < 2 or not np.isfinite(x).all() or (x.var(axis=0) == 0).any():
         raise ModelError(f"x has shape {x.shape}; expected finite numbers (n, d) with no constant column")
 

@@ -1,9 +1,32 @@
-"""Array types of the package."""
+"""Array types of the package, and arrays from what a user gives."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ppl_backends.errors import ModelError
+
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
+
+
+def as_floats(name: str, value: Any) -> Array:
+    """Return ``value`` as an array of floats; the error says which argument is not one."""
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ModelError(f"{name}: expected an array of numbers, got {_kind(value)}") from None
+
+
+def _kind(value: Any) -> str:
+    """Return a few words on what is not an array of numbers."""
+    if isinstance(value, str):
+        return repr(value)
+    try:
+        dtype = np.asarray(value).dtype
+    except ValueError:
+        return "rows of unequal lengths"
+    return "text" if dtype.kind in "US" else f"values of type {dtype}"

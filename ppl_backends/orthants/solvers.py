@@ -108,7 +108,7 @@ class Ep:
 
 @dataclass(frozen=True)
 class LowRank:
-    """Few factors, integrated by points at EP's Gaussian."""
+    """Few factors, integrated by points of a Student proposal."""
 
     loadings: Array
     noise: Array

@@ -127,6 +127,8 @@ def test_what_the_theorem_does_not_cover_is_refused(data):
         certify(grid, q, candidates=2)
     with pytest.raises(ModelError, match=r"epsilon=0.0: expected a number above 0 and below 1"):
         certify(posterior, q, epsilon=0.0)
+    with pytest.raises(ModelError, match="the approximation has 2 coordinates, and the posterior has 3"):
+        certify(posterior, pb.GaussianApproximation(np.zeros(2), np.eye(2)))
     flat = GibbsPosterior((0.0, 1.0), "zero_one", X, y, learning_rate=5.0)
     prior = pb.GaussianApproximation(np.zeros(3), np.eye(3))
     importance = pb.sample_importance(flat, approximation=prior, draws=500, random_seed=1, progressbar=False)

@@ -199,6 +199,8 @@ def test_pickles(data):
         ({"loss": "auc", "y": np.ones(60)}, "one class only"),
         ({"y": np.ones(59)}, "y has shape"),
         ({"y": np.arange(60)}, "binary outcomes"),
+        ({"y": np.array(["no", "yes"] * 30)}, "binary outcomes: expected an array of numbers, got text"),
+        ({"X": [["a"]] * 60}, "X: expected an array of numbers, got text"),
         ({"prior": (0.0, -1.0)}, "cov must be a positive number"),
         ({"X": None, "y": None}, "needs X and y"),
     ],

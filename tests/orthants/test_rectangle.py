@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.integrate import quad
 from scipy.special import log_ndtr, logsumexp
 
 import ppl_backends as pb
@@ -202,3 +203,21 @@ def test_low_efficiency_is_not_trusted():
 
 def test_auto_leaves_tilting_where_it_is_not_enough():
     assert pb.rectangle_probability(*exact.cauchy(180), random_seed=7).method == "tilted_smc"
+
+
+def test_one_factor_with_little_noise_and_one_sided_bounds():
+    # X_i = √0.999 f + √0.001 Z_i ≥ 4, i = 1..50. EP's standard deviation of f is four times too small here.
+    def log_integrand(f):
+        return 50 * stats.norm.logsf((4 - np.sqrt(0.999) * f) / np.sqrt(0.001)) + stats.norm.logpdf(f)
+
+    peak = log_integrand(4.15)
+    truth = peak + np.log(
+        quad(lambda f: np.exp(log_integrand(f) - peak), 3.9, 9.0, points=[4.0, 4.2, 4.5], limit=200)[0]
+    )
+    cov = np.full((50, 50), 0.999) + 0.001 * np.eye(50)
+    results = [pb.rectangle_probability(cov, 4.0, random_seed=seed) for seed in range(8)]
+    errors = np.array([result.log_p - truth for result in results])
+    assert {result.method for result in results} == {"low_rank"}
+    assert all(result.trusted for result in results)
+    assert np.abs(errors).max() < 1e-3
+    assert (np.abs(errors) < stats.t.ppf(0.9995, 7) * np.array([result.log_p_se for result in results])).all()

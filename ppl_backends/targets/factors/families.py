@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import erfcx, expit, gammaln, log_ndtr, logsumexp
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import as_floats
 from ppl_backends.targets.factors.sites import (
     LOG_2PI,
     LOGIT,
@@ -33,7 +34,7 @@ def mills(z: Array) -> Array:
 
 def signs(y: Any) -> Array:
     """Return outcomes coded 0/1, False/True or −1/+1 as −1/+1."""
-    y = np.asarray(y, dtype=np.float64)
+    y = as_floats("binary outcomes", y)
     if not np.isin(y, (-1.0, 0.0, 1.0)).all() or (np.any(y == 0.0) and np.any(y == -1.0)):
         raise ModelError("binary outcomes must be coded 0/1 or -1/+1")
     return np.where(y > 0, 1.0, -1.0)
