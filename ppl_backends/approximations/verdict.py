@@ -100,6 +100,19 @@ def judge_weights(q: Any, x: Array, log_weights: Array) -> str:
     return " and ".join(_off(_weighted(q, x, weights), q.names, NOISES * noise, SD_RANGE[1]))
 
 
+def doubtful_coordinate(q: Any, x: Array, log_weights: Array) -> int | None:
+    """Return the coordinate whose moments weights p/q change most, if by half of the limit; None if all change less."""
+    weights, _ = normalised_weights(log_weights)
+    shift, ratio = _weighted(q, x, weights)
+    change = np.maximum(np.abs(shift) / LARGEST_SHIFT, np.abs(ratio - 1) / (SD_RANGE[1] - 1))
+    return int(np.argmax(change)) if change.max() > 0.5 else None
+
+
+def judge_moments(shift: float, ratio: float, name: str) -> str:
+    """Return which moment of one coordinate is off, "" for none; ``shift`` is in standard deviations of the Gaussian."""
+    return " and ".join(_off(_Moments(np.array([shift]), np.array([ratio])), [name], 0.0, SD_RANGE[1]))
+
+
 def _noise_of_weights(efficiency: float, points: int) -> float:
     """Return the standard error of a weighted mean, in standard deviations, beyond that of the points themselves."""
     return float(np.sqrt(max(0.0, 1 / efficiency - 1) / points))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ppl_backends.approximations.elsewhere import judge_elsewhere
+from ppl_backends.approximations.profile import moments_along
 from ppl_backends.approximations.variational.elbo import BoundEstimate
-from ppl_backends.approximations.verdict import judge_weights
+from ppl_backends.approximations.verdict import doubtful_coordinate, judge_moments, judge_weights
 from ppl_backends.numerics.weights import LARGEST_PARETO_K, heavy_tail
 from ppl_backends.targets.protocol import BaseTarget
 
@@ -37,6 +38,15 @@ def faults(q: Any, fit: Any, bound: BoundEstimate, tolerance: float) -> list[str
             f"by weights of its points {moments}: use sample_importance or sample_smc, which can start from it (initial=)"
         )
     return said
+
+
+def faults_of_width(target: BaseTarget, q: Any, bound: BoundEstimate) -> list[str]:
+    """Return the fault of a dense Gaussian along the coordinate that weights of its points doubt most, if it has one."""
+    doubted = doubtful_coordinate(q, bound.points, bound.log_weights)
+    moments = None if doubted is None else moments_along(target, q, doubted)
+    said = "" if moments is None else judge_moments(*moments, q.names[doubted])
+    advice = "use sample_importance or sample_smc, which can start from it (initial=)"
+    return [f"by Laplace's method for the other coordinates {said}: {advice}"] if said else []
 
 
 def _contradicted(bound: BoundEstimate) -> str:

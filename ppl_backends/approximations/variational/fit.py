@@ -24,7 +24,7 @@ from ppl_backends.approximations.variational.annealing import ladder, prior_gaus
 from ppl_backends.approximations.variational.ascents import RULES
 from ppl_backends.approximations.variational.elbo import BoundEstimate, Search, VariationalFit, estimate_bound
 from ppl_backends.approximations.variational.families import make_family
-from ppl_backends.approximations.variational.faults import faults, faults_elsewhere
+from ppl_backends.approximations.variational.faults import faults, faults_elsewhere, faults_of_width
 from ppl_backends.approximations.variational.sample_average import fit_fixed_samples
 from ppl_backends.approximations.variational.schedules import SubsetTarget, check_minibatch, fit_stochastic
 from ppl_backends.approximations.variational.score import LARGEST_FULL_RANK_DIM, fit_by_scores
@@ -171,8 +171,8 @@ def fit_vi(
     -----
     ApproximationWarning
         If the fit did not settle within ``max_draws`` and ``max_iterations``, if Pareto k is above 0.7, if another mode or a
-        wider region has mass, if weights say that a moment is off (full rank only), or if the posterior
-        density is zero at some points of the Gaussian, so that there is no bound.
+        wider region has mass, if weights or a marginal by Laplace's method say that a moment is off (full rank only), or if
+        the posterior density is zero at some points of the Gaussian, so that there is no bound.
 
     References
     ----------
@@ -219,6 +219,7 @@ def fit_vi(
     if not found and q.family == "dense" and minibatch is None and target.has_gradient and not target.log_concave:
         found, figures = faults_elsewhere(target, q)
         q = q.replaced(diagnostics=q.diagnostics | figures)
+        found = found or faults_of_width(target, q, bound)
     if found:
         q = q.replaced(converged=False, trouble="; ".join(found))
         warnings.warn(f"variational inference, {q.family} family: {q.trouble}", ApproximationWarning, stacklevel=3)
