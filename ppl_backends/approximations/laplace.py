@@ -74,11 +74,11 @@ def fit_laplace(
     Returns
     -------
     GaussianApproximation
-        ``converged`` is True if the Gaussian can be used: there is a mode; by 256 points no posterior mean is off by
-        more than a fifth of a standard deviation, and no standard deviation by more than a fifth; a search from
-        other draws of the prior finds no other mode with more than 1 % of the mass; and no wider region around the
-        Gaussian changes a moment by so much (a diagonal Gaussian is not compared, and a log-concave density has one
-        mode). Otherwise ``trouble`` has the reason. ``log_evidence``
+        ``converged`` is True if the Gaussian can be used in place of the posterior. Then there is a mode. 256 points show
+        no posterior mean that is off by more than a fifth of a standard deviation, and no standard deviation that is off
+        by more than a fifth. A search from draws of the prior finds no other mode with more than 1 % of the mass, and no
+        wider region around the Gaussian changes a moment by a fifth. (A diagonal Gaussian is not compared, and a
+        log-concave density has one mode.) Otherwise ``trouble`` has the reason. ``log_evidence``
         is NaN if there is no mode. ``diagnostics`` has ``newton_decrement``, ``smallest_curvature`` (eigenvalue of −∇²
         log p scaled to a unit diagonal), ``smallest_drop``, ``largest_drop``, ``iterations`` and, from the points,
         ``mean_shift``, ``sd_ratio``, ``evidence_shift``, ``distance``, ``pareto_k``, ``tail_share``,
@@ -93,9 +93,9 @@ def fit_laplace(
     -----
     ApproximationWarning
         If no mode was found, the Hessian there is not negative definite, or the density is flat or not quadratic in
-        some direction; the Gaussian returned is then no wider than 10 in any direction. If there is a mode, but the
-        points show that the Gaussian there differs from the posterior, or climbs find another mode. In all cases
-        ``converged=False``.
+        some direction; the Gaussian returned is then no wider than 10 in any direction. Also if there is a mode, but the
+        points show that the Gaussian there differs from the posterior, or a search finds another mode. In all cases
+        ``converged`` is False.
 
     Examples
     --------

@@ -118,9 +118,9 @@ def sample_importance(
         Number of independent scrambles. With one chain the error comes from the weights, and is a conservative bound.
     approximation : {"auto", "laplace", "ep", "vi"} or approximation
         Basis of the proposal. ``"auto"`` is EP if the model has factors, else Laplace at all modes that a search
-        from draws of the prior finds; narrow modes that a search near the points finds are added, and so is a wide one
-        around them, with ``proposal="auto"`` only. If the likelihood can only be estimated, as for state-space models, the
-        approximation must be given; each weight then has an unbiased estimate, whose noise is part of the errors.
+        from draws of the prior finds. A second search near the points adds narrow modes and, with ``proposal="auto"``, a
+        wide mode around them. If the likelihood can only be estimated, as for state-space models, an approximation must be
+        given. Each weight then has an unbiased estimate, whose noise is part of the errors.
     proposal : {"auto", "gaussian", "t", "defensive"}
         ``"gaussian"`` is the approximation itself. ``"t"`` is a Student t with 5 degrees of freedom, with the
         approximation's mean, and its covariance as scale. ``"defensive"`` is seven eighths of the first and one eighth

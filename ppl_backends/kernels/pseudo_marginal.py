@@ -253,7 +253,7 @@ class EstimatedDensity:
         return points
 
     def measured(self, points: EstimatedPoints, rng: np.random.Generator) -> EstimatedPoints:
-        """Return it with the variance of the log estimate; if estimates are correlated, that of half their difference."""
+        """Return points with the variance of the log estimate; if estimates are correlated, of half their difference."""
         x, n, values = points.x[0], points.n_estimates, np.empty(REPLICATES)
         for i in range(REPLICATES):
             noise = self.estimator.normals(n, rng)
@@ -270,7 +270,7 @@ class EstimatedDensity:
         return max(1, n)
 
     def with_enough(self, points: EstimatedPoints, rng: np.random.Generator, most: int) -> EstimatedPoints:
-        """Return it with N such that the variance is small enough; the estimate is fresh if N changed and one is not zero."""
+        """Return points with an N that makes the variance small enough; estimates are new if N changed."""
         found, power = points, self.wanted.power
         while True:
             found = self.measured(found, rng)

@@ -172,7 +172,7 @@ class _Call(NamedTuple):
     neck_rng: np.random.Generator
 
     def neck(self) -> Neck | None:
-        """Return what moves do that leave the posterior as it is."""
+        """Return the effect on the draws of moves that leave the posterior invariant."""
         return find_missed_neck(self.draws, self.target, FITS[self.proposal], self.neck_rng)
 
     def chosen(self, method: str, bridged: Bridged, draws_are_doubtful: bool) -> _Found:

@@ -174,7 +174,7 @@ def fit_matrix_completion(
     noise_sd : float, optional
         Known standard deviation of the noise; estimated by default.
     initial : MatrixFactors, optional
-        Factors to go on from, of the same shape (see ``MatrixFactors.placed``). Components up to ``max_rank`` are added from
+        Factors to start from, of the same shape (see ``MatrixFactors.placed``). Components up to ``max_rank`` are added from
         what they leave unexplained.
     restarts : int
         The first start is ``initial`` or spectral, the others are random; the highest bound is kept.

@@ -65,9 +65,9 @@ def _run_all(
         if not _says_that_a_worker_died(error):
             raise
         onward = (
-            f"call again with checkpoint={str(checkpoint.path)!r} to go on from the last temperature"
+            f"call again with checkpoint={str(checkpoint.path)!r} to continue from the last temperature"
             if checkpoint
-            else "with checkpoint= a run can be continued"
+            else "a run with checkpoint= can be continued"
         )
         raise WorkerError(f"a worker process ended unexpectedly (killed, or out of memory?); {onward}") from error
     return [_result(job, run) if interrupted else run for job, run in zip(jobs, found, strict=True)], interrupted

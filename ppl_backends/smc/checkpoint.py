@@ -108,7 +108,7 @@ class ChainStore:
             raise ModelError(f"checkpoint {str(self.path)!r} belongs to another run; remove it, or give another file")
         if content["chain"] != self.chain:
             raise ModelError(
-                f"checkpoint {str(self.path)!r} holds chain {content['chain']} in the place of chain {self.chain}; "
+                f"checkpoint {str(self.path)!r} holds chain {content['chain']} in place of chain {self.chain}; "
                 "restore the file names"
             )
         return content["progress"]
@@ -122,7 +122,7 @@ class ChainStore:
             kept = progress.stages[-2].beta if len(progress.stages) > 1 else 0.0
             raise CheckpointError(
                 f"checkpoint {str(self.path)!r} could not be written ({reason_of(error)}); it still holds the "
-                f"chain at beta {kept:.3g}: make room and call again with the same checkpoint= to go on from there"
+                f"chain at beta {kept:.3g}: make room and call again with the same checkpoint= to continue from there"
             ) from error
 
 

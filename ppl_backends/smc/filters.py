@@ -356,9 +356,9 @@ class FilterPath(RowsPath):
         variance, old, row = max(found)
         most = max(run.records["filters"].n_particles[-1] for run in runs)
         return [
-            f"filters of {old} particles were exchanged for larger ones after row {row}, where the log of their estimates "
-            f"had variance {variance:.1f}: most draws lose their weight in that; take moves='auto', where filters grow "
-            f"around paths, or n_particles={most} or more"
+            f"filters of {old} particles were exchanged for larger ones after row {row}, where their log estimates had "
+            f"variance {variance:.1f}, so most draws lost their weight: use moves='auto', which makes filters larger without "
+            f"weights, or n_particles={most} or more"
         ]
 
     def states_of(self, runs: Sequence[SMCState], rng: np.random.Generator) -> Array:

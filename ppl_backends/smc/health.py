@@ -218,7 +218,7 @@ def _disagreement_with_path_sampling(runs: Sequence[SMCResult]) -> str:
 
 
 def _misses_a_neck(figures: Figures, names: Sequence[str] = ()) -> list[str]:
-    """Return the reason for distrust if trajectories diverged, or none."""
+    """Return reasons for distrust if trajectories diverged."""
     divergent, short_steps = figures.divergent, figures.short_steps
     said = f"{100 * divergent:.1f} % of the last trajectories diverged (energy error above 20)"
     if short_steps is None:
@@ -312,8 +312,7 @@ def judge(
             f"difference of {abs(difference) / error:.0f} times its error: increase max_moves or draws"
         )
     wanted = bool(reasons) or float(np.hypot(bridge.standard_error, prior_error)) < evidence.standard_error
-    near = abs(difference) <= _LARGEST_REPAIR
-    if not (replaceable and wanted and near and draws_are_healthy(figures, by_mode)):
+    if not (replaceable and wanted and may_replace(evidence, bridge) and draws_are_healthy(figures, by_mode)):
         return Verdict(evidence, "tempering", reasons)
     bridge = _with_memory(bridge, figures)
     method = "bridge sampling by mode" if by_mode else "bridge sampling"
@@ -325,6 +324,12 @@ def judge(
         f"{evidence.standard_error:.3f}) cannot be trusted"
     )
     return Verdict(bridge, method, reasons, replaced)
+
+
+def may_replace(evidence: EvidenceEstimate, bridge: EvidenceEstimate) -> bool:
+    """Return whether bridges agree with each other, are precise, and are within a nat of tempering."""
+    difference = abs(evidence.log_evidence - bridge.log_evidence)
+    return not bridge.runs_disagree and bridge.standard_error <= _PRECISE and difference <= _LARGEST_REPAIR
 
 
 def agrees(evidence: EvidenceEstimate, bridge: EvidenceEstimate) -> bool:

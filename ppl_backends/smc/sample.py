@@ -60,7 +60,7 @@ from ppl_backends.smc.results import (
     with_prior_error,
 )
 from ppl_backends.smc.routes import choose_kernel, choose_path
-from ppl_backends.smc.sampler import Settings, run_tempering
+from ppl_backends.smc.sampler import Settings, last_particles, run_tempering
 from ppl_backends.smc.schedule import make_schedule
 from ppl_backends.smc.short_steps import try_short_steps
 from ppl_backends.targets.convert import as_target, naming
@@ -327,7 +327,7 @@ class _Call(NamedTuple):
         path = self.path
         moved_along = path.for_moves(self.kernel.uses_gradient, settings.metric)
         figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
-        samples, shares = _last_particles(path, figures.runs), None
+        samples, shares = last_particles(path, figures.runs), None
         bridge = bridge_evidence(samples, path.log_density, bridge_rng) if samples else None
         found = None if settings.unbiased else _by_mode(path, samples, figures, bridge_rng)
         if found is not None:
@@ -414,22 +414,6 @@ def _by_mode(
         return None
     found = evidences_by_mode(samples, path.log_density, rng)
     return found if found is not None and agrees(figures.evidence, found.evidence) else None
-
-
-def _last_particles(path: TemperingPath, runs: Sequence[SMCResult]) -> list[Sample]:
-    """Return the last particles of every run; none where they were not moved or have estimates of the likelihood."""
-    if path.target.is_estimated or not all(run.complete and run.weighted is None for run in runs):
-        return []
-    non_centred = any(run.stages[-1].moves is not None and run.stages[-1].moves.non_centred for run in runs)
-    return [
-        Sample(
-            run.x,
-            run.log_density,
-            run.lineage.ancestor,
-            path.evaluate(run.x, 1.0, True).gradient if non_centred else None,
-        )
-        for run in runs
-    ]
 
 
 def _resampled(run: SMCResult, parents: Index) -> SMCResult:

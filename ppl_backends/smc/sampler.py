@@ -9,7 +9,7 @@ importance sampling: no move is made and the weighted points are kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,9 +20,11 @@ from ppl_backends.errors import PriorSamplingError
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.tuning import FirstPairs, make_tuning
 from ppl_backends.numerics.weights import normalised_weights, pareto_k, tail_share
+from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.checkpoint import ChainStore
 from ppl_backends.smc.core import Parts, SMCState, Start, begin, run_smc
-from ppl_backends.smc.evidence import PathSampling
+from ppl_backends.smc.evidence import PathSampling, combine_evidence
+from ppl_backends.smc.health import agrees, may_replace
 from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSettings, Pilot, Planned, UntilMixed, WasteFree, stay
 from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
@@ -34,6 +36,7 @@ from ppl_backends.targets.protocol import BaseTarget
 _MAX_STAGES = 1000
 _LIGHT_TAIL = 0.5  # Pareto k below which the weights have a finite variance
 _NEGLIGIBLE_TAIL = 0.02
+_FEWEST = 50  # particles to which the density of a bridge is fitted
 # Of a second run: the relative ESS of a step, the factor for the number of chains, and the least number of states per chain.
 _FINER_SHARE, _MORE_CHAINS, _SHORTEST = 0.9, 4, 2
 
@@ -208,5 +211,39 @@ class SampledPriorPath(PriorPath):
         drawn = run_tempering(self.prior, self.kernel, n, rng, **self.how._asdict())
         if not drawn.complete:
             raise PriorSamplingError(f"{self.target.label}: the prior was not reached in time; use initial='laplace'")
-        figures = StartFigures(drawn.log_evidence, drawn.lineage.variance, drawn.lineage.df, drawn.stages)
-        return Start(drawn.x, drawn.log_evidence, drawn.lineage, figures)
+        integral, variance, df = self._integral(drawn, rng)
+        figures = StartFigures(integral, variance, df, drawn.stages)
+        return Start(drawn.x, integral, drawn.lineage, figures)
+
+    def _integral(self, drawn: SMCResult, rng: np.random.Generator) -> tuple[float, float, float]:
+        """Return the log integral of the prior with its variance and degrees of freedom.
+
+        A bridge from the last particles replaces that of tempering if it is precise, and is more precise or contradicts
+        tempering: along a funnel the particles lag behind, and the integral of tempering is too small.
+        """
+        tempering = combine_evidence(*np.array([(drawn.log_evidence, drawn.lineage.variance, drawn.lineage.df)]).T)
+        kept = drawn.log_evidence, drawn.lineage.variance, drawn.lineage.df
+        few = len(drawn.x) < _FEWEST
+        samples = [] if few or self.how.unbiased else last_particles(self.prior, [drawn])
+        bridge = bridge_evidence(samples, self.prior.log_density, rng.spawn(1)[0]) if samples else None
+        if bridge is None or not may_replace(tempering, bridge):
+            return kept
+        if bridge.standard_error > tempering.standard_error and agrees(tempering, bridge):
+            return kept
+        return bridge.log_evidence, bridge.standard_error**2, bridge.df
+
+
+def last_particles(path: TemperingPath, runs: Sequence[SMCResult]) -> list[Sample]:
+    """Return the last particles of every run; none where they were not moved or have estimates of the likelihood."""
+    if path.target.is_estimated or not all(run.complete and run.weighted is None for run in runs):
+        return []
+    non_centred = any(run.stages[-1].moves is not None and run.stages[-1].moves.non_centred for run in runs)
+    return [
+        Sample(
+            run.x,
+            run.log_density,
+            run.lineage.ancestor,
+            path.evaluate(run.x, 1.0, True).gradient if non_centred else None,
+        )
+        for run in runs
+    ]

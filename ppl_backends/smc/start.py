@@ -2,9 +2,9 @@
 
 A prior that can be sampled, and a Gaussian, give independent draws and are normalised. The prior of a Stan program is
 only a density. A separate run samples it, from independent Cauchy variables (whose tails are at least as heavy as
-those of any usual prior, so the weights are bounded) to the prior. The evidence of that run is the log of the prior's
-normaliser, by which the program's evidence must be multiplied: log ½ for every half-normal written as a normal with a
-lower bound, for example.
+those of any usual prior, so the weights are bounded) to the prior. The evidence of that run, or a bridge from its last
+particles, is the log of the prior's normaliser, by which the program's evidence must be multiplied: log ½ for every
+half-normal written as a normal with a lower bound, for example.
 
 A likelihood may be zero on most of the prior: an inequality written as a Potential of minus infinity, a box, data that
 only a few parameter values allow. No beta makes that step smaller, because every β > 0 has the same support. The start

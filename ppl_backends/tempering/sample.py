@@ -205,7 +205,11 @@ def _run(make: Callable[..., Run], executor: Executor | None, progressbar: bool)
             trips, seen = trips + int(figures.trips.sum()), seen + 1
             rejected += (float(figures.rejection.mean(axis=0).sum()) - rejected) / min(seen, 100)
             if seen % 20 == 0 or done == 1.0:
-                now: dict[str, float | str] = {"Λ": rejected, "levels": str(ensemble.levels), "round trips": str(trips)}
+                now: dict[str, float | str] = {
+                    "Λ": f"{rejected:.2f}",
+                    "levels": str(ensemble.levels),
+                    "round trips": str(trips),
+                }
                 progress.update(0, done, **now)
 
         job = partial(make, report=report) if executor is None else make

@@ -226,7 +226,7 @@ def test_chains_keep_to_their_places(tmp_path):
     path = begin(tmp_path, line(Y))
     first, second = tmp_path / "run.chain0", tmp_path / "run.chain1"
     shutil.copy(second, first)
-    refused(path, line(Y), "holds chain 1 in the place of chain 0")
+    refused(path, line(Y), "holds chain 1 in place of chain 0")
     (tmp_path / "other").mkdir()
     begin(tmp_path / "other", line(Y), random_seed=5)
     shutil.copy(tmp_path / "other" / "run.chain0", first)

@@ -84,6 +84,27 @@ def test_the_error_of_an_estimated_prior_integral_is_honest():
     assert abs(together + np.log(3.0)) < 4 * error
 
 
+def test_the_integral_of_a_prior_that_is_a_funnel_is_right():
+    """A scale and five members of unit mass: tempering alone was low by 0.2, five of its errors."""
+
+    def prior(x):
+        log_scale, members = x[:, 0], x[:, 1:] * np.exp(-x[:, :1])
+        value = log_scale - np.exp(log_scale) - (members**2).sum(axis=1) / 2 - 5 * (log_scale + np.log(2 * np.pi) / 2)
+        slope = 1 - np.exp(log_scale) + (members**2).sum(axis=1) - 5
+        return value, np.column_stack([slope, -members * np.exp(-x[:, :1])])
+
+    path = SampledPriorPath(
+        pb.FunctionTarget(6, lambda x: (0 * x[:, 0], 0 * x), prior), pb.FunctionTarget(6, prior), Hmc()
+    )
+    found = [path.draw(500, np.random.default_rng(seed)).figures for seed in range(4)]
+    mean, error = (
+        np.mean([each.log_normalizer for each in found]),
+        np.mean([each.variance for each in found]) ** 0.5 / 2,
+    )
+    assert error < 0.02
+    assert abs(mean) < 4 * error
+
+
 def test_the_mean_of_independent_draws_is_worth_their_number():
     rng = np.random.default_rng(0)
     samples = [(rng.standard_normal((1000, 200)), np.arange(1000)) for _ in range(4)]

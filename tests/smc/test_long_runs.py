@@ -226,7 +226,7 @@ def die_on_third_call(calls):
 
 
 def test_a_worker_that_dies_says_how_to_go_on(tmp_path):
-    message = r"checkpoint=.*run.* to go on"
+    message = r"checkpoint=.*run.* to continue"
     with (
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor,
         pytest.raises(WorkerError, match=message) as caught,

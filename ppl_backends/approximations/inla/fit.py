@@ -159,7 +159,7 @@ def _factors(target: BaseTarget) -> Any:
 
 
 def _described(target: BaseTarget, hyper: Any, factors: Any, initvals: Any, points: int) -> Any:
-    """Return the latent posterior that a target is given hyper-parameters; None if it has none."""
+    """Return the latent posterior of a target given its hyper-parameters; None if it has none."""
     if hyper is not None and not (isinstance(hyper, str) and hyper == "auto"):
         index, named = list(dict.fromkeys(chosen(hyper, target.names).tolist())), isinstance(initvals, Mapping)
         start = (

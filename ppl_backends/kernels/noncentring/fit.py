@@ -49,7 +49,7 @@ _CLEARLY_LIKELIER = 5.0  # nats
 
 
 def find_noncentring(x: Array, gradient: Array) -> NonCentring | None:
-    """Find the change of variables, from points ``(n, dim)`` of a density and gradients of its logarithm; None for none."""
+    """Return the change of variables, from points ``(n, dim)`` and gradients of a log density; None if none helps."""
     inside = np.isfinite(gradient).all(axis=1) & np.isfinite(x).all(axis=1)
     x, gradient = x[inside], gradient[inside]
     if len(x) < _FEWEST_POINTS or not 1 < x.shape[1] <= _MOST_COORDINATES:
@@ -65,7 +65,7 @@ def find_noncentring(x: Array, gradient: Array) -> NonCentring | None:
 
 
 def _find(x: Array, gradient: Array) -> NonCentring | None:
-    """Find the change that makes the density clearly nearer to a Gaussian than simpler ones do; return None for none."""
+    """Find the change that makes the density clearly nearer to a Gaussian than simpler ones do; return None if none does."""
     step = max(1, len(x) // _POINTS)
     some, slope = x[::step], gradient[::step]  # to choose with
     best, nonlinear = None, _nonlinear(some, slope)

@@ -192,7 +192,7 @@ class FilteredDensity(EstimatedDensity):
         return points
 
     def measured(self, points: EstimatedPoints, rng: Any) -> EstimatedPoints:
-        """Return them with the median over chains of the variance of the log estimate, or of a difference of near ones."""
+        """Return points with the median over chains of the variance of the log estimate, or of near ones' difference."""
         values = np.empty((REPLICATES, len(points.x)))
         for i in range(REPLICATES):
             noise = self.estimator.numbers(len(points.x), points.n_estimates, rng)

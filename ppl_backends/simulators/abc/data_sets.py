@@ -99,7 +99,7 @@ class Source:
         """Return numbers of data sets until ``hits`` are within ε at points, and the data sets within ε.
 
         A point has ``limits`` ``(n,)`` data sets at most. One that has not enough hits by then has a number above its limit,
-        and infinite distances in the place of those it lacks.
+        and infinite distances in place of missing ones.
         """
         n = len(x)
         counts, found = np.zeros(n, dtype=np.intp), np.zeros(n, dtype=np.intp)

@@ -140,7 +140,7 @@ def _draw_many(
     values: Values,
     rng: np.random.Generator,
 ) -> Any:
-    """Call it for a batch: the new axis comes first, before all batch axes of the parameters."""
+    """Call the function for a batch: the new axis comes first, before all batch axes of the parameters."""
     n = len(next(iter(values.values())))
     rows = []
     for value, core, ndim in zip(values.values(), cores, ndims, strict=True):
