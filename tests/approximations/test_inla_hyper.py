@@ -10,7 +10,7 @@ from scipy.special import gammaln
 import ppl_backends as pb
 from ppl_backends.approximations.inla import latent
 from ppl_backends.approximations.marginals import chosen
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets import FunctionTarget
 from ppl_backends.targets.factors import Normal, Poisson
@@ -242,6 +242,62 @@ def test_hyper_parameters_that_the_user_names():
     np.testing.assert_allclose((draws.mean(axis=0) - q.mean) / q.sd, 0, atol=5 / np.sqrt(500))
     with pytest.raises(ModelError, match="some have to be latent"):
         quiet(target, hyper=names)
+
+
+def test_a_narrow_mode_of_three_hyper_parameters_in_a_wide_one_is_flagged():
+    model = pb.LatentGaussian(
+        sparse.eye_array(3),
+        Poisson(COUNTS[:3]),
+        mean=1.0,
+        hyper_start=[0.0, 0.0, 0.0],
+        hyper_prior=lambda phi: np.logaddexp(*(stats.norm.logpdf(phi, 0, sd).sum() for sd in (0.1, 1.0))),
+    )
+    with pytest.warns(ApproximationWarning, match=r"around the points has \d+% of the mass"):
+        assert not quiet(model).converged
+
+
+@pytest.mark.slow
+def test_effects_named_instead_of_their_scale_are_flagged():
+    y = np.array([1.2, -0.4, 0.3, 0.9, -0.8])
+
+    def log_density(x):
+        effect, tau = x[:, :5], np.exp(-2 * x[:, 5:])
+        square = (effect**2).sum(axis=1)
+        value = stats.norm.logpdf(y, effect, 0.6).sum(axis=1) + stats.norm.logpdf(x[:, 5], -1, 1)
+        value += -0.5 * tau[:, 0] * square - 5 * (x[:, 5] + 0.5 * np.log(2 * np.pi))
+        slope = tau[:, 0] * square - 5 - (x[:, 5] + 1)
+        return value, np.c_[(y - effect) / 0.36 - tau * effect, slope]
+
+    target = FunctionTarget(6, log_density, names=[*(f"th[{j}]" for j in range(5)), "log_tau"])
+    assert quiet(target, hyper=["log_tau"], points=9).converged
+    with pytest.warns(ApproximationWarning, match=r"only \d+ of 256 points of φ are effective"):
+        assert not quiet(target, hyper=["th"], points=9).converged
+
+
+def squared(x):
+    """Sixteen data of mean 9 of N(φ² + b, 1) with φ, b standard normal, so that φ has two modes; φ comes first."""
+    residual = 9.0 - x[:, 0] ** 2 - x[:, 1]
+    value = -8 * residual**2 - 0.5 * (x**2).sum(axis=1)
+    return value, 16 * residual[:, None] * np.c_[2 * x[:, 0], np.ones(len(x))] - x
+
+
+@pytest.mark.parametrize(("hyper", "said"), [("phi", "another mode of the hyper-parameters"), ("b", "given the hyper")])
+def test_other_modes_of_named_hyper_parameters_and_given_them_are_flagged(hyper, said):
+    with pytest.warns(ApproximationWarning, match=rf"{said}.* of the mass"):
+        assert not quiet(FunctionTarget(2, squared, names=["phi", "b"]), hyper=[hyper], points=9).converged
+
+
+def test_another_mode_of_the_hyper_parameters_of_a_latent_gaussian_model_is_flagged():
+    modes = [-3.0, 4.0]
+    model = pb.LatentGaussian(
+        lambda phi: np.exp(0.1 * phi[0]) * sparse.eye_array(14),
+        Poisson(COUNTS),
+        mean=1.0,
+        hyper_start=[3.5],
+        hyper_prior=lambda phi: np.logaddexp(*stats.norm.logpdf(phi[0], modes, 0.4)),
+    )
+    with pytest.warns(ApproximationWarning, match="another mode of the hyper-parameters, at hyper"):
+        assert not quiet(model).converged
 
 
 def test_names_of_variables_stand_for_their_coordinates():

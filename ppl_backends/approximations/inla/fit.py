@@ -92,8 +92,8 @@ def fit_inla(
     INLAApproximation, or IntegratedLaplace if there are hyper-parameters
         With ``pdf``, ``cdf``, ``quantile``, ``mean``, ``sd``, ``log_evidence`` and ``to_inference_data``. ``converged`` is
         True if the result can be used: there is a mode, climbs find no other, and 256 points weighted by the posterior
-        show no mean off by more than a fifth of a standard deviation and no standard deviation off by a fifth. Otherwise
-        ``trouble`` has the reason.
+        show no mean off by more than a fifth of a standard deviation and no standard deviation off by a fifth. With
+        hyper-parameters the points φ must also cover their posterior. Otherwise ``trouble`` has the reason.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def _described(target: BaseTarget, hyper: Any, factors: Any, initvals: Any, poin
         start = (
             named_point(target, initvals, "initvals")
             if named
-            else np.zeros(target.dim)
+            else 0.1 * np.random.default_rng(0).standard_normal(target.dim)  # zero can be a saddle
             if initvals is None
             else initvals
         )

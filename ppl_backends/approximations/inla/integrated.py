@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline, RBFInterpolator
 from scipy.special import log_ndtr, logsumexp
 
+from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE
 from ppl_backends.approximations.hyper import HyperParameters, climb, design_around
+from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, other_hyper_mode, share_around
 from ppl_backends.approximations.inla.latent import GAIN, LatentFit, fit_latent
 from ppl_backends.approximations.inla.result import WithMarginals
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.differences import central_differences
-from ppl_backends.numerics.gaussian import LOG_2PI
+from ppl_backends.numerics.gaussian import LOG_2PI, MAX_DENSE_DIM
 from ppl_backends.targets.latent_gaussian import LatentFactors
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -33,6 +35,9 @@ HYPER_GRID = 121  # points of each hyper-parameter, for the interpolation
 MOST_SKEWED = 0.95  # skew normal densities have less than 0.995
 LARGEST_SKEWNESS = 1.0
 SD_RANGE = (0.8, 1.25)  # of the standard deviations over those of the Gaussian at the mode
+SMALLEST_EFFICIENCY = 0.25  # of the weights of a net of φ
+LARGEST_AROUND = 0.1  # share of the mass that a net does not cover
+LARGEST_SHARE = 0.2  # of the weights, at points of φ where the fit is in trouble
 DIFFERENCE = 0.02  # in φ, for the gradient of its log posterior
 
 
@@ -64,6 +69,20 @@ class SparseLatent:
     def improved(self, phi: Array, fit: LatentFit) -> LatentFit:
         """Return the fit, which already includes its terms of second order."""
         return fit
+
+    def other_mode_share(self, node: Node) -> float:
+        """Return zero, because there is no search for other modes of the latent variables given φ."""
+        return 0.0
+
+    def refusal(self, phi: Array) -> str:
+        """Return what to do if there is no fit at the first φ."""
+        return f"no proper approximation at the hyper-parameters {phi.round(3)}; use fit_laplace"
+
+    def dispersed(self, n: int, rng: np.random.Generator) -> Array:
+        """Return points of φ ``(n, p)``, about distributed as its prior; none for the largest models."""
+        if len(self.coordinates) > MAX_DENSE_DIM:
+            return np.empty((0, len(self.start)))
+        return dispersed_by_density(self.log_hyper_prior, self.start, n, rng)
 
 
 class _Posterior:
@@ -113,7 +132,8 @@ class IntegratedLaplace(WithMarginals):
     trouble : str
         The reason if it did not converge, with its figure.
     diagnostics : dict
-        ``fits``, ``design_points`` and ``effective_points`` of φ, and at the most probable point
+        ``fits``, ``design_points`` and ``effective_points`` of φ, ``other_mode_share`` and ``around_share`` (mass of φ at
+        another mode, and around the points of three and more φ), and at the most probable point
         ``evidence_correction`` (terms of second order), ``mean_shift`` (largest distance of a mean from the mode, in
         standard deviations), ``sd_ratio`` (the ratio, farthest from one, of a standard deviation to that of the
         Gaussian at the mode) and ``skewness`` (largest).
@@ -196,8 +216,11 @@ def integrate(described: Any, target: BaseTarget) -> IntegratedLaplace:
     start = np.asarray(described.start, dtype=np.float64)
     if not len(start):
         return _without_hyper_parameters(described, target, posterior)
+    if posterior.node(start + 0.1) is None:
+        raise ModelError(f"{target.label}: {described.refusal(start + 0.1)}")
     mode = climb(posterior, start + 0.1)
     design, kind = design_around(posterior, mode)
+    share, place = other_hyper_mode(posterior, mode, design, described.dispersed(STARTS, np.random.default_rng(0)))
     log_weights = design.log_weights - logsumexp(design.log_weights)
     kept = np.flatnonzero(log_weights > np.log(SMALLEST_SHARE))
     nodes = [_improved(described, design.nodes[k]) for k in kept]
@@ -213,8 +236,21 @@ def integrate(described: Any, target: BaseTarget) -> IntegratedLaplace:
     what = f"INLA over {', '.join(names)}: {len(nodes)} points of a {kind}, {effective:.1f} effective"
     order = np.array([node.log_posterior for node in nodes])
     hyper = HyperParameters(names, mode.phi, points, weights, order, what)
+    around = share_around(posterior, mode, design) if kind != "lattice" else 0.0
     figures = {"fits": float(posterior.runs), "design_points": float(len(nodes)), "effective_points": effective}
-    trouble = "" if kind == "lattice" or effective > 10 else f"only {effective:.1f} points of φ have weight"
+    figures |= {"other_mode_share": share, "around_share": around}
+    trouble = ""
+    if kind != "lattice" and effective < SMALLEST_EFFICIENCY * len(design.nodes):
+        trouble = (
+            f"only {effective:.0f} of {len(design.nodes)} points of φ are effective, so they miss part of its posterior"
+        )
+    elif around > LARGEST_AROUND:
+        trouble = f"a region of the hyper-parameters around the points has {around:.0%} of the mass"
+    elif share > NEGLIGIBLE_SHARE and place is not None:
+        at = ", ".join(f"{name} = {value:.3g}" for name, value in zip(names, place, strict=True))
+        trouble = f"another mode of the hyper-parameters, at {at}, has {share:.0%} of the mass of both"
+    elif (of_latent := described.other_mode_share(max(nodes, key=lambda node: node.log_posterior))) > NEGLIGIBLE_SHARE:
+        trouble = f"given the hyper-parameters another mode has {of_latent:.0%} of the mass of both"
     return _result(described, target, nodes, hyper, marginals, log_evidence, figures, trouble, design.spread)
 
 
@@ -253,7 +289,7 @@ def _result(
     latent = np.einsum("k,kd->d", weights, np.stack([fit.mean for fit in fits]))
     square = sum(w * (fit.sd**2 + (fit.mean - latent) ** 2) for w, fit in zip(weights, fits, strict=True))
     mean[described.coordinates], sd[described.coordinates] = latent, np.sqrt(square)
-    trouble = trouble or _trouble(figures, max(fit.figures["newton_gain"] for fit in fits))
+    trouble = trouble or _trouble_of_fits(nodes, weights)
     result = IntegratedLaplace()
     vars(result).update(
         mean=mean, _sd=sd, hyper=hyper, _described=described, _fits=fits, _hyper_marginals=marginals, _spread=spread
@@ -263,14 +299,28 @@ def _result(
     return result
 
 
-def _trouble(figures: dict[str, float], gain: float) -> str:
-    """Return why the expansion about the modes cannot be trusted; empty if it can."""
+def _trouble_of_fits(nodes: list[Node], weights: Array) -> str:
+    """Return why the fits given φ cannot be trusted: the reason at the heaviest of those in trouble; empty if they can."""
+    gain = max(node.fit.figures["newton_gain"] for node in nodes)
     if not gain < 1e4 * GAIN:
         return f"the search for the mode of the latent variables did not converge (expected gain {gain:.2g} nats)"
-    if not SD_RANGE[0] <= figures["sd_ratio"] <= SD_RANGE[1]:
-        return f"terms of second order change a standard deviation by a factor of {figures['sd_ratio']:.2g}"
-    if not figures["skewness"] <= LARGEST_SKEWNESS:
-        return f"a marginal has a skewness of {figures['skewness']:.2g} in terms of second order"
+    found = np.array([_trouble(node.fit) for node in nodes], dtype=object)
+    share = float(weights @ (found != ""))
+    if not share > LARGEST_SHARE:
+        return ""
+    heaviest = found[np.argmax(np.where(found != "", weights, -1.0))]
+    return f"{heaviest} (and at points of φ with {share:.0%} of the weight)" if share < 0.995 else str(heaviest)
+
+
+def _trouble(fit: LatentFit) -> str:
+    """Return why the expansion about the mode given one φ cannot be trusted; empty if it can."""
+    if fit.trouble:
+        return fit.trouble
+    if not SD_RANGE[0] <= fit.figures["sd_ratio"] <= SD_RANGE[1]:
+        return f"terms of second order change a standard deviation by a factor of {fit.figures['sd_ratio']:.2g}"
+    skewness = float(np.abs(fit.skewness).max())
+    if not skewness <= LARGEST_SKEWNESS:
+        return f"a marginal has a skewness of {skewness:.2g} in terms of second order"
     return ""
 
 

@@ -102,6 +102,7 @@ class LatentFit(NamedTuple):
     precision: Any  # from which draws are made; None if it is not kept
     log_evidence: float
     figures: dict[str, float]
+    trouble: str = ""
 
 
 class _Mode(NamedTuple):

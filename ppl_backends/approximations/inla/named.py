@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.linalg import LinAlgError
 
+from ppl_backends.approximations.elsewhere import share_of_another_mode
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.hyper_modes import dispersed_by_density
 from ppl_backends.approximations.inla.conditional import conditional_modes, improved_marginals
 from ppl_backends.approximations.inla.copula import GaussianCopula
 from ppl_backends.approximations.inla.latent import LatentFit
-from ppl_backends.approximations.verdict import evidence_seen
-from ppl_backends.errors import ModelError
+from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
+from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.conditional import ConditionalTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
@@ -69,15 +71,41 @@ class NamedHyperParameters:
         with np.errstate(all="ignore"):
             marginals = improved_marginals(given, q, given.names, np.arange(given.dim), self._points).marginals
         copula = GaussianCopula(q, marginals)
-        log_evidence = evidence_seen(copula.in_scores(given), copula.scores)
+        seen, scores = copula.in_scores(given), copula.scores
+        log_evidence = evidence_seen(seen, scores)
+        trouble = judge_gaussian(seen, scores.replaced(log_evidence=log_evidence)).trouble
         figures = fit.figures | {
             "evidence_correction": log_evidence - fit.log_evidence,
             "mean_shift": float(np.abs((marginals.mean - q.mean) / marginals.sd).max()),
             "sd_ratio": float(max(marginals.sd / q.sd, key=lambda ratio: abs(np.log(ratio)))),
         }
-        return LatentFit(
-            fit.mode, marginals.mean, marginals.sd, marginals.skewness, fit.precision, log_evidence, figures
+        trouble = trouble and f"given {self._at(phi)}, by {POINTS} points {trouble}"
+        moments = marginals.mean, marginals.sd, marginals.skewness
+        return LatentFit(fit.mode, *moments, fit.precision, log_evidence, figures, trouble)
+
+    def other_mode_share(self, node: Any) -> float:
+        """Return the share of another mode of the latent variables, found by climbs, given φ of a node."""
+        gaussian = self.fit(node.phi, node.fit).precision.gaussian
+        log_evidence = node.fit.log_evidence
+        q = GaussianApproximation(gaussian.mean, cholesky=gaussian.factor, log_evidence=log_evidence)
+        return share_of_another_mode(self._given(node.phi), q)
+
+    def refusal(self, phi: Array) -> str:
+        """Return what to do if there is no fit at the first φ."""
+        return (
+            f"given {self._at(phi)} the other coordinates have no mode; "
+            "name all scales and no effects in hyper=, or use sample_smc"
         )
+
+    def dispersed(self, n: int, rng: np.random.Generator) -> Array:
+        """Return draws of the prior of φ ``(n, p)``; dispersed points if the prior cannot be drawn from."""
+        try:
+            return self._target.sample_prior(n, rng)[:, self.hyper_coordinates]
+        except PriorSamplingError:
+            return dispersed_by_density(self.log_hyper_prior, self.start, n, rng)
+
+    def _at(self, phi: Array) -> str:
+        return ", ".join(f"{name} = {value:.3g}" for name, value in zip(self.hyper_names, phi, strict=True))
 
     def _given(self, phi: Array) -> ConditionalTarget:
         point = self._point.copy()

@@ -1,0 +1,112 @@
+"""Mass of the posterior of hyper-parameters that a design around one mode does not cover: another mode, or a wide region.
+
+Dispersed points of φ, such as draws of its prior, are compared with the points half and three quarters of the way from
+the mode. Where the density is lower on the way, a valley separates the point from the mode. The highest of these points
+starts a climb, and Laplace's approximation at its end has the mass of the other mode. Draws of Gaussians wider than the
+design measure the mass of a wide region around a narrow mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.linalg import LinAlgError
+from scipy.special import expit, logsumexp
+
+from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE
+from ppl_backends.approximations.hyper import Design, climb, scale_at
+from ppl_backends.approximations.modes import bound_of_ellipsoid
+from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import Array
+from ppl_backends.numerics.gaussian import LOG_2PI
+
+STARTS = 12  # dispersed points
+WAY = (0.5, 0.75)  # from the mode to a point
+VALLEY = 0.1  # nats
+CLIMBS = 2
+WIDER, DRAWS_EACH = 2.0 ** np.array([0.5, 1.0, 2.0, 3.0, 4.0, 5.0]), 8  # scales of the Gaussians, and draws of each
+PRIOR_POINTS = 512
+PRIOR_SCALES = 2.0 ** np.arange(-1, 5)
+
+
+def other_hyper_mode(posterior: Any, mode: Any, design: Design, starts: Array) -> tuple[float, Array | None]:
+    """Return the share of another mode of φ in the mass of both, and where it is; 0 and None if none is found.
+
+    ``starts`` ``(n, p)`` are dispersed points.
+    """
+    centre, root = _moments(design)
+
+    def beyond(phi: Array) -> bool:
+        return _square(phi, centre, root) > bound_of_ellipsoid(len(phi))
+
+    share, place = 0.0, None
+    for start in _across_valleys(posterior, mode, [phi for phi in starts if beyond(phi)])[:CLIMBS]:
+        try:
+            found = climb(posterior, start.phi)
+            scale = scale_at(posterior, found)
+        except (ModelError, LinAlgError):
+            continue
+        if not beyond(found.phi):
+            continue
+        log_mass = found.log_posterior + 0.5 * len(found.phi) * LOG_2PI + np.linalg.slogdet(scale)[1]
+        if expit(log_mass - design.log_evidence) > share:
+            share, place = float(expit(log_mass - design.log_evidence)), found.phi
+        if share > NEGLIGIBLE_SHARE:
+            break
+    return share, place
+
+
+def share_around(posterior: Any, mode: Any, design: Design) -> float:
+    """Return the share of the mass that lies beyond a design, by importance sampling from wider Gaussians."""
+    centre, root = _moments(design)
+    p = len(centre)
+    z = np.random.default_rng(0).standard_normal((DRAWS_EACH, len(WIDER), p)) * WIDER[:, None]
+    log_weights = [-np.inf]
+    for point in z.reshape(-1, p):
+        square = float(point @ point)
+        node = posterior.node(centre + root @ point, mode.fit) if square > bound_of_ellipsoid(p) else None
+        if node is not None:
+            log_q = logsumexp(-0.5 * square / WIDER**2 - p * np.log(WIDER)) - np.log(len(WIDER)) - 0.5 * p * LOG_2PI
+            log_weights.append(node.log_posterior - log_q + np.linalg.slogdet(root)[1])
+    return float(expit(logsumexp(log_weights) - np.log(DRAWS_EACH * len(WIDER)) - design.log_evidence))
+
+
+def _moments(design: Design) -> tuple[Array, Array]:
+    """Return the mean of φ by the weights of a design, and the Cholesky factor of its covariance."""
+    weights = np.exp(design.log_weights - logsumexp(design.log_weights))
+    points = np.stack([node.phi for node in design.nodes])
+    apart = points - weights @ points
+    return weights @ points, np.linalg.cholesky((weights * apart.T) @ apart + 1e-12 * np.eye(points.shape[1]))
+
+
+def _square(phi: Array, centre: Array, root: Array) -> float:
+    return float((np.linalg.solve(root, phi - centre) ** 2).sum())
+
+
+def _across_valleys(posterior: Any, mode: Any, points: list[Array]) -> list[Any]:
+    """Return the nodes of the points that a valley separates from the mode, the highest first."""
+    found = [node for phi in points if (node := posterior.node(phi, mode.fit)) is not None]
+    across = []
+    for node in sorted(found, key=lambda node: -node.log_posterior):
+        for part in WAY:
+            between = posterior.node(mode.phi + part * (node.phi - mode.phi), mode.fit)
+            if between is None or between.log_posterior < node.log_posterior - VALLEY:
+                across.append(node)
+                break
+    return across
+
+
+def dispersed_by_density(log_prior: Callable[[Array], float], start: Array, n: int, rng: np.random.Generator) -> Array:
+    """Return ``n`` points ``(n, p)``, about distributed as a prior of φ, from normal draws around ``start``."""
+    p = len(start)
+    z = rng.standard_normal((PRIOR_POINTS, p)) * PRIOR_SCALES[np.arange(PRIOR_POINTS) % len(PRIOR_SCALES), None]
+    log_q = logsumexp(
+        -0.5 * (z**2).sum(axis=1) / PRIOR_SCALES[:, None] ** 2 - p * np.log(PRIOR_SCALES)[:, None], axis=0
+    )
+    with np.errstate(all="ignore"):
+        value = np.array([log_prior(phi) for phi in start + z]) - log_q
+    # The largest n of log weights plus Gumbel noise are a weighted draw without replacement.
+    key = np.where(np.isfinite(value), value + rng.gumbel(size=PRIOR_POINTS), -np.inf)
+    return start + z[np.argsort(-key)[:n]]
