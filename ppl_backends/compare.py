@@ -271,7 +271,8 @@ def _of_draws(name: str, result: Any) -> _Entry:
     bound = "elbo" in attrs
     key = "elbo" if bound else "log_evidence"
     if not np.isfinite(float(attrs.get(key, np.nan))):
-        raise ModelError(f"model {name!r}: the result of {attrs.get('method', 'this method')} has no evidence")
+        said = f"the result of {attrs['method']}" if "method" in attrs else "its InferenceData"
+        raise ModelError(f"model {name!r}: {said} has no evidence; give a pair (draws, model)")
     exact = attrs.get("accuracy", "exact") == "exact"
     trusted = bool(attrs.get("log_evidence_trusted", attrs.get("converged", 1)))
     return _Entry(
