@@ -285,7 +285,7 @@ def chains(methods, sets, known):
     """Yield the rows of the regression with 2,005 coordinates from draws of nutpie."""
     name = f"hierarchical regression, nutpie, {2 * GROUPS + 5} coordinates"
     model = HierarchicalRegression()
-    truth, error, _ = model.exact(draws=16_384)
+    truth, error, _ = model.exact()
     for seed in range(sets):
         asked = [method for method in methods if (name, seed, method) not in known]
         if asked:
