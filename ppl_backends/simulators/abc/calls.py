@@ -171,6 +171,13 @@ def believed(
     return together, ""
 
 
+def repeats(simulator: Simulator, values: Values, rng: np.random.Generator) -> bool:
+    """Return whether two calls with generators of one seed give the same data."""
+    seed = int(rng.integers(2**63))
+    first, second = (simulator(values, np.random.default_rng(seed)) for _ in range(2))
+    return np.array_equal(first, second, equal_nan=True)
+
+
 def _mean_value(data: NDArray) -> Array:
     return data.reshape(len(data), -1).mean(axis=1)
 

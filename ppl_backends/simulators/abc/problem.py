@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.simulators.abc.calls import Simulator, believed, measured
+from ppl_backends.simulators.abc.calls import Simulator, believed, measured, repeats
 from ppl_backends.simulators.abc.discrepancy import SUMMARIES, Discrepancy, by_rows
 from ppl_backends.simulators.abc.kernels import log_kernel_volume
 from ppl_backends.targets.convert import as_target, pymc_model
@@ -201,7 +201,10 @@ class AbcProblem:
         return scale + log_kernel_volume(self.kernel, epsilon, k, norm)
 
     def try_batches(self, x: Array, rng: np.random.Generator) -> None:
-        """Let simulators draw many data sets at once if tests at two points confirm their batched form."""
+        """Let simulators draw many data sets at once if tests at two points confirm their batched form.
+
+        Warns of a simulator whose data do not depend on the generator it is given alone.
+        """
         self.has_likelihood = self.has_likelihood or bool(np.any(self.target.evaluate(x).log_likelihood))
         chosen = []
         for simulator, discrepancy, values in zip(
@@ -210,6 +213,13 @@ class AbcProblem:
             simulator, reason = believed(simulator, values, discrepancy, rng)
             if reason:
                 self.reasons[simulator.name] = reason
+            if not repeats(simulator, values, rng):
+                warnings.warn(
+                    f"sample_abc: simulator '{simulator.name}' gave different data in two calls with the same seed, so "
+                    "random_seed does not determine the result: draw all random numbers from the rng it is given",
+                    SamplerWarning,
+                    stacklevel=5,
+                )
             chosen.append(simulator)
         self.experiment = Experiment(tuple(chosen), *self._rest())
 

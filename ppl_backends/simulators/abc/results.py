@@ -240,9 +240,8 @@ def _population_stages(problem: AbcProblem, result: PopulationsResult) -> Variab
     full = np.full((len(tables), longest, len(PopulationStage._fields)), np.nan)
     for chain, table in enumerate(tables):
         full[chain, : len(table)] = table
-    full[:, 1:, PopulationStage._fields.index("simulations")] = np.diff(
-        full[:, :, PopulationStage._fields.index("simulations")]
-    )
+    counts = [PopulationStage._fields.index(name) for name in ("simulations", "not_finite")]  # since the start
+    full[:, 1:, counts] = np.diff(full[:, :, counts], axis=1)
     dims = ("chain", "stage")
     stats: Variables = {name: (dims, full[:, :, i]) for i, name in enumerate(PopulationStage._fields)}
     return stats | _volumes(problem, dims, stats["epsilon"][1])

@@ -79,6 +79,16 @@ def test_one_noise_vector_for_a_batch_is_called_row_by_row_and_gives_the_right_a
     assert abs(idata.posterior.attrs["log_evidence"] - log_evidence) < 4 * idata.posterior.attrs["log_evidence_se"]
 
 
+def test_simulators_with_random_numbers_of_their_own_are_named():
+    own = np.random.default_rng(1)
+
+    def simulate(parameters, rng):
+        return conjugate(parameters, own)
+
+    with pytest.warns(SamplerWarning, match="'y' gave different data in two calls with the same seed"):
+        pb.sample_abc(standard_normal(), simulate=simulate, observed=1.0, epsilon=0.5, random_seed=1, **SMALL)
+
+
 def test_functions_of_single_values_are_called_one_by_one():
     def scalar(parameters, rng):
         return float(parameters["x"][0]) + 0.2 * rng.standard_normal()
