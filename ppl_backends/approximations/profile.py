@@ -64,7 +64,9 @@ def moments_along(target: BaseTarget, q: Any, coordinate: int) -> tuple[float, f
 
 def _moments(modes: Climbs) -> tuple[float, float] | None:
     """Return mean and standard deviation of the marginal on the grid, from Gaussians at the other coordinates' modes."""
-    found = np.isfinite(modes.log_density) & (modes.decrement < _SETTLED) & np.isfinite(modes.precision).all(axis=(1, 2))
+    found = (
+        np.isfinite(modes.log_density) & (modes.decrement < _SETTLED) & np.isfinite(modes.precision).all(axis=(1, 2))
+    )
     sign, log_determinant = np.linalg.slogdet(modes.precision[found])
     found[np.flatnonzero(found)[sign <= 0]] = False
     if found.sum() < _FEWEST:

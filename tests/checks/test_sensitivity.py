@@ -49,6 +49,21 @@ def test_posteriors_under_powers_are_the_conjugate_ones(target, draws, method):
                 assert error < 0.03
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_uneven_weights_are_not_relied_on_for_a_small_pareto_k(seed):
+    """The posterior N(10, 1/2) of a N(0, 1) prior and one N(θ, 1) observation of 20: log weights have an sd of 1.4."""
+    target = pb.FunctionTarget(
+        1, lambda x: (-0.5 * (20 - x[:, 0]) ** 2, 20 - x), lambda x: (-0.5 * x[:, 0] ** 2, -x), names=["theta"]
+    )
+    posterior = {"x": 10 + 0.5**0.5 * np.random.default_rng(seed).standard_normal((2, 500, 1))}
+    result = pb.sensitivity(posterior, target, powers=(0.8, 1.25), random_seed=1)
+    assert (result.sources["source"] == "moves").all()
+    for power in (0.8, 1.25):
+        figures = result.moments.sel(component="prior", power=power).isel(quantity=0)
+        assert abs(figures["mean"] - 20 / (1 + power)) < 4.5 * figures["mean_se"]
+        assert abs(figures["sd"] - (1 + power) ** -0.5) < 4.5 * figures["sd_se"]
+
+
 def ratio_of_error_to_its_bar(replicates=12, dim=40, ancestors=False):
     """Return the root mean squares of (estimate − truth) / error bar, of means and of sds of moved draws."""
     y, found = np.linspace(-2, 2, dim), []
