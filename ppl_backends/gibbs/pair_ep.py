@@ -163,7 +163,12 @@ def fit_pair_ep_path(
     prior, widths = posterior.prior, as_floats("spikes", spikes)
     if not isinstance(prior, SpikeSlab):
         raise ModelError("fit_pair_ep_path: expected a SpikeSlab prior; fit_pair_ep takes others")
-    if widths.ndim != 1 or not len(widths) or np.any(np.diff(widths) >= 0) or not widths[-1] > 0:
+    if (
+        widths.ndim != 1
+        or not len(widths)
+        or not np.all(np.diff(widths) < 0)
+        or not 0 < widths[-1] <= widths[0] < np.inf
+    ):
         raise ModelError(f"spikes={spikes!r}: expected decreasing numbers above 0")
     return _along_widths(posterior, prior, widths.tolist(), executor, options)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.sparse import issparse
 
 from ppl_backends.errors import ModelError
 from ppl_backends.model_search.space import Bits, place
@@ -102,11 +103,10 @@ def design_form(X: Any, y: Any, family: str, link: str | None, prior: Any, alway
     design, names = read_design(X)
     if len(design) == 0:
         raise ModelError(f"X has shape {design.shape}: it has no rows")
-    response = np.asarray(y)
-    response = response.astype(np.float64) if response.dtype.kind in "biuf" else np.full(0, np.nan)
-    if response.shape != (len(design),) or not np.isfinite(response).all():
-        raise ModelError(f"y must be {len(design)} finite numbers, one for each row of X")
+    response = read_response(y, len(design))
     constant = np.ptp(design, axis=0) == 0
+    if zero := [name for name, column in zip(names, design.T, strict=True) if not column.any()]:
+        raise ModelError(f"X: column {zero[0]!r} is zero in all rows; leave it out")
     added = not constant.any()
     if added:
         label = "intercept" if "intercept" not in names else "(intercept)"
@@ -147,16 +147,24 @@ def read_design(X: Any) -> tuple[Array, tuple[str, ...]]:
     """Return a design ``(n, p)`` with names, those of a data frame or numbers."""
     columns: Any = getattr(X, "columns", None)  # of a data frame of any library
     values = np.asarray(X)
+    if issparse(X):
+        raise ModelError("X is a sparse matrix; pass X.toarray()")
     if values.ndim != 2:
         raise ModelError(f"X has shape {values.shape}; expected (rows, columns)")
     names: tuple[str, ...] = tuple(f"x{j}" for j in range(values.shape[1]))
     if columns is not None:
         names = tuple(map(str, columns))
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ModelError(f"X has {names.count(twice[0])} columns named {twice[0]!r}; rename them")
+    if values.dtype.kind == "c":
+        raise ModelError("X has complex numbers")
     if values.dtype.kind not in "biuf":
         for j, name in enumerate(names):
             try:
                 values[:, j].astype(np.float64)
             except (ValueError, TypeError):
+                if any(value is None or type(value).__name__ == "NAType" for value in values[:, j]):
+                    raise ModelError(f"X: column {name!r} has missing values") from None
                 raise ModelError(
                     f"X: column {name!r} is not numeric; make dummy columns from it, and a group of these"
                 ) from None
@@ -165,6 +173,23 @@ def read_design(X: Any) -> tuple[Array, tuple[str, ...]]:
         bad = names[int(np.argmin(np.isfinite(values).all(axis=0)))]
         raise ModelError(f"X: column {bad!r} has values that are not finite")
     return values, names
+
+
+def read_response(y: Any, n: int) -> Array:
+    """Return a response ``(n,)`` of finite numbers."""
+    response = np.asarray(y)
+    if response.dtype.kind not in "biuf":
+        try:
+            response = response.astype(np.float64) if response.dtype.kind == "O" else None
+        except (ValueError, TypeError):
+            response = None
+        if response is None:
+            raise ModelError("y has values that are not numbers; code classes as 0 and 1, such as (y == 'yes')")
+    if response.shape != (n,):
+        raise ModelError(f"y has shape {response.shape}; expected ({n},), one number for each row of X")
+    if not np.isfinite(response).all():
+        raise ModelError(f"y[{int(np.argmin(np.isfinite(response)))}] is not finite")
+    return response.astype(np.float64)
 
 
 def _response(y: Array, family: str) -> Array:

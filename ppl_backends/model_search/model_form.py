@@ -129,7 +129,7 @@ def _variables(target: BaseTarget, select: Mapping[str, Any]) -> dict[str, Index
 def _mask(name: str, given: Any, shape: tuple[int, ...]) -> Any:
     mask = np.asarray(given)
     if mask.dtype != bool or mask.shape not in ((), shape):
-        raise ModelError(f"select: {name!r}={shown(given)}: expected True, or a mask of shape {shape}")
+        raise ModelError(f"select: {name!r}={shown(given)}: expected True, or a boolean mask of shape {shape}")
     return np.broadcast_to(mask, shape)
 
 

@@ -157,9 +157,9 @@ def select_variables(
     """
     clock = time.perf_counter()
     if select is not None:
-        _refuse_design(X, y, prior, always)
+        _refuse_design(X=X, y=y, family=None if family == "binomial" else family, link=link, prior=prior, always=always)
         form = model_form(model, data, select)
-    elif X is None or y is None:
+    elif X is None or y is None or model is not None:
         raise ModelError("write select_variables(X=X, y=y), or select_variables(model, select={'beta': True})")
     else:
         form = design_form(X, y, family, link, prior, always)
@@ -204,9 +204,8 @@ def select_variables(
     )
 
 
-def _refuse_design(X: Any, y: Any, prior: Any, always: Any) -> None:
+def _refuse_design(**given: Any) -> None:
     """Raise ModelError for options of a design that are given with a model."""
-    given = {"X": X, "y": y, "prior": prior, "always": always}
     for name, value in given.items():
         if value is not None:
             raise ModelError(f"{name} is an option for a design; with select= the model determines it")

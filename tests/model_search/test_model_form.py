@@ -148,7 +148,7 @@ def test_what_cannot_be_switched_is_refused_by_name():
             select(select={})
         with pytest.raises(ModelError, match="'scale' is transformed"):
             select(select={"scale": True})
-        with pytest.raises(ModelError, match=r"a mask of shape \(5,\)"):
+        with pytest.raises(ModelError, match=r"a boolean mask of shape \(5,\)"):
             select(select={"beta": [True, False]})
         with pytest.raises(ModelError, match="prior is an option for a design"):
             select(select={"beta": True}, prior=1.0)
