@@ -43,12 +43,12 @@ def parameters(found):
 
 
 def is_distribution(found):
-    """Whether it is a distribution of PyMC, whose own parameters are those of ``_parameters``."""
+    """Return whether it is a distribution of PyMC, whose own parameters are those of ``_parameters``."""
     return inspect.isclass(found) and issubclass(found, _Distribution)
 
 
 def is_result(found):
-    """Whether a class describes attributes and no parameters: a method makes it, not its user."""
+    """Return whether a class describes attributes and no parameters: a method makes it, not its user."""
     return inspect.isclass(found) and not described(found) and bool(entries(found, "Attributes"))
 
 

@@ -65,7 +65,7 @@ def toy(runs, **options):
 
 
 def figures(found):
-    """Adjusted error of the mean with its standard error, bias and sd of the evidence, simulations, most over median."""
+    """Return error of the mean with its standard error, bias and sd of the evidence, simulations, most over median."""
     square, ratio, simulations = np.array(found).T
     error = square.mean() * simulations.mean()
     spread = square.std() / len(square) ** 0.5 * simulations.mean()
@@ -73,7 +73,7 @@ def figures(found):
 
 
 def sisson(runs, n=1000):
-    """Figures of population Monte Carlo: every particle is proposed until a data set is within ε, the median before."""
+    """Run population Monte Carlo: propose every particle until a data set is within ε, the median before."""
     found = []
     for seed in range(runs):
         rng = np.random.default_rng(seed)

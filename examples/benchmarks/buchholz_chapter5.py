@@ -304,7 +304,7 @@ def stored(path, label, target, kernel, repeats, seed, **options):
 
 
 def spread(values):
-    """Standard deviation over runs, undefined for one."""
+    """Return standard deviation over runs, undefined for one."""
     return np.std(values, ddof=1) if len(values) > 1 else np.nan
 
 

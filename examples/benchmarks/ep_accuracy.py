@@ -43,7 +43,7 @@ def scenarios(name):
 
 
 def reference(factors, q, seed=0):
-    """Weighted points, standardised by EP's Gaussian: z ``(n, d)``, weights, log evidence and its standard error."""
+    """Return weighted points, standardised by EP's Gaussian: z ``(n, d)``, weights, log evidence and its standard error."""
     d, root = factors.dim, np.linalg.cholesky(q.cov)
     u = stats.qmc.Sobol(d + 1, seed=seed).random(2 * POINTS)
     normal = ndtri(np.clip(u[:, :d], 1e-16, 1 - 1e-16))
@@ -64,7 +64,7 @@ def reference(factors, q, seed=0):
 
 
 def bin_masses(z, w):
-    """Posterior mass of every bin and coordinate ``(d, bins)``: mean weight in the bin times the proposal's mass there."""
+    """Return the posterior mass ``(d, bins)`` of every bin: the mean weight in it times the proposal's mass."""
     proposal = 0.5 * np.diff(stats.norm.cdf(EDGES)) + 0.5 * np.diff(stdtr(DF, EDGES))
     masses = []
     for column in z.T:

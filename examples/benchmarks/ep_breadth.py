@@ -151,7 +151,7 @@ def by_nuts(model, target):
 
 
 def by_hmc(factors, q, iterations=700, chains=24, step=0.28, leaps=6):
-    """Means and sds by Hamiltonian Monte Carlo in the coordinates in which ``q`` is standard normal, and the seconds it took.
+    """Return means and sds by HMC in the coordinates in which ``q`` is standard normal, and the seconds.
 
     This is for a probit with many predictors: at random coefficients it is 0 or 1 to machine precision, and NUTS finds
     no start.

@@ -83,7 +83,7 @@ def regression(X, y, link, prior_sd):
 
 
 def nuts_seconds(model):
-    """Seconds that nutpie samples for, adaptation included, until every coordinate has an ESS of 1,000; and to compile."""
+    """Return nutpie's seconds until every coordinate has an ESS of 1,000, with adaptation; and to compile."""
     import arviz as az
     import nutpie
 

@@ -100,7 +100,7 @@ def run(name: str) -> dict:
 
 
 def error_of_sd(x: np.ndarray) -> np.ndarray:
-    """Monte Carlo errors ``(k,)`` of standard deviations of draws ``(chains, draws, k)``, by the delta method."""
+    """Return Monte Carlo errors ``(k,)`` of standard deviations of draws ``(chains, draws, k)``, by the delta method."""
     squares = (x - x.mean(axis=(0, 1))) ** 2
     return np.array(
         [np.std(part) / np.sqrt(az.ess(part)) / (2 * np.sqrt(part.mean())) for part in np.moveaxis(squares, -1, 0)]

@@ -395,7 +395,7 @@ def _correlated(dim, rho):
 
 
 def heavy_tails():
-    """Normalised densities with tails heavier than a Gaussian's; by quantiles where a sample's sd has no standard error."""
+    """Return normalised densities with heavy tails; by quantiles where a sample's sd has no standard error."""
     shear = np.linalg.cholesky(_correlated(3, 0.7)) * np.array([[1.0], [3.0], [0.3]])
     half_cauchy = Marginals(  # log of a half-Cauchy variable: sech
         stats.hypsecant, lambda x: -np.tanh(x), 2
@@ -463,7 +463,7 @@ def several_modes():
 
 
 def _late(name, dim, rho, shares=(0.3, 0.7), centres=(4.0, -4.0), sd=1.2):
-    """A posterior that is a mixture, from the prior N(1, 5 I): the larger mode is the farther one, and separates late."""
+    """Return a mixture as posterior of the prior N(1, 5 I): the larger mode is farther and separates late."""
     prior = Normal(np.ones(dim), 5.0 * np.eye(dim))
     shape = sd**2 * _correlated(dim, rho)
     posterior = Mixture(list(shares), [Normal(np.full(dim, centre), shape) for centre in centres])
@@ -765,7 +765,7 @@ class Shell:
 
 
 def _inverse(grid, density, u):
-    """Quantiles ``u`` of a density on a grid."""
+    """Return quantiles ``u`` of a density on a grid."""
     total = integrate.cumulative_trapezoid(density, grid, initial=0.0)
     return np.interp(u * total[-1], total, grid)
 
@@ -808,7 +808,7 @@ class BeyondCircle(Normal):
 
 
 def _mixed(name, density, dim, log_evidence=0.0, moments=True, prior_sd=5.0):
-    """A posterior density as a likelihood under a wide normal prior."""
+    """Return a posterior density as a likelihood under a wide normal prior."""
     prior = Normal(np.zeros(dim), prior_sd**2 * np.eye(dim))
 
     def likelihood(x):
@@ -821,7 +821,7 @@ def _mixed(name, density, dim, log_evidence=0.0, moments=True, prior_sd=5.0):
 
 
 def mixed():
-    """Zero density, skewness, modes of unequal widths, tails and curvature, several of them in most targets."""
+    """Return targets with zero density, skewness, unequal modes, tails and curvature, several in most."""
     modes = [
         Normal([4, 0, 0, 0], np.eye(4)),
         Normal([-4, 0, 0, 0], np.eye(4) / 4),

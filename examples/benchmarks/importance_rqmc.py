@@ -45,7 +45,7 @@ def probit_regression(name):
 
 
 def weighted_points(target, approximation, proposal, points, qmc, seed):
-    """Points ``(points, dim)`` with weights ``(points,)``, whose mean is the evidence over that of the approximation."""
+    """Return points ``(points, dim)`` with weights ``(points,)``, whose mean is the ratio of evidences."""
     idata = pb.sample_importance(
         target,
         approximation=approximation,

@@ -279,7 +279,7 @@ def volatility_for_nuts(y, priors):
 
 
 def long_run(model, names):
-    """Means, standard deviations of all coordinates by NUTS, and the largest standard errors of both, relative."""
+    """Return means, standard deviations of all coordinates by NUTS, and the largest standard errors of both, relative."""
     import arviz as az
     import nutpie
 

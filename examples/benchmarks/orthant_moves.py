@@ -26,7 +26,7 @@ TINY = 1e-9
 
 @numba.njit(cache=True)
 def tail_draw(low, rng):
-    """A standard normal above ``low``: by inversion near zero and below, else Robert's (1995) exponential proposal."""
+    """Return a standard normal above ``low``: by inversion near zero and below, else Robert's (1995) exponential proposal."""
     if low < 0.5:
         while True:
             z = rng.standard_normal()
@@ -41,7 +41,7 @@ def tail_draw(low, rng):
 
 @numba.njit(cache=True)
 def interval_draw(low, high, rng):
-    """A standard normal between bounds."""
+    """Return a standard normal between bounds."""
     if high == np.inf:
         return tail_draw(low, rng)
     if low == -np.inf:
@@ -60,7 +60,7 @@ def interval_draw(low, high, rng):
 
 @numba.njit(cache=True)
 def gibbs(rows, lower, x, rng):
-    """One sweep over the coordinates of every particle ``x`` ``(n, t)`` under ``rows`` x > ``lower``."""
+    """Make one sweep over the coordinates of every particle ``x`` ``(n, t)`` under ``rows`` x > ``lower``."""
     n, t = x.shape
     slack = np.empty(t)
     for i in range(n):
@@ -84,7 +84,7 @@ def gibbs(rows, lower, x, rng):
 
 @numba.njit(cache=True)
 def hamiltonian(rows, lower, x, rng, most=2000):
-    """One trajectory of length π/2 of every particle; the number of those that met more than ``most`` bounds and stayed."""
+    """Move every particle by a trajectory of length π/2; return how many met more than ``most`` bounds."""
     n, t = x.shape
     products, stayed = rows @ rows.T, 0
     at, speed, here, v = np.empty(t), np.empty(t), np.empty(t), np.empty(t)
@@ -128,7 +128,7 @@ def tails(low, x, rng):
 
 
 def log_p(rows, lower, particles, move, rng):
-    """The estimate of log P by one run of SMC, and the numbers of resamplings and of trajectories that stayed."""
+    """Return the estimate of log P by one run of SMC, and the numbers of resamplings and of trajectories that stayed."""
     dim = len(lower)
     x, weight, total, times, stayed = np.empty((particles, dim)), np.zeros(particles), 0.0, 0, 0
     for t in range(dim):

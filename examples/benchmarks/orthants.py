@@ -85,7 +85,7 @@ def instances():
 
 
 def scipy_log_p(cov, lower, upper, seed):
-    """SciPy's probability, by Genz's method with 20,000 points; its default, a million a dimension, takes minutes."""
+    """Return SciPy's probability, by Genz's method with 20,000 points; its default, a million a dimension, takes minutes."""
     dim = len(cov)
     low, high = np.broadcast_to(lower, dim), np.broadcast_to(upper, dim)
     with np.errstate(divide="ignore"):
@@ -233,7 +233,7 @@ def autoregression_margins(length, rho, upper, points=1500):
 
 
 def margin_cases():
-    """Arguments of sample_truncated, and points and values of the distribution function of every variable, by name."""
+    """Return arguments of sample_truncated, and points and values of the distribution function of every variable, by name."""
     g = np.random.default_rng(10)
     loadings, noise = g.normal(size=10), g.uniform(0.3, 1, 10)
     lower = g.uniform(-2, 0.5, 10)
@@ -283,7 +283,7 @@ def students(rows, runs):
 
 
 def probit_orthant(name):
-    """The factor and the covariance of a probit regression as an orthant, under N(0, 20²) and N(0, 5²) priors."""
+    """Return the factor and the covariance of a probit regression as an orthant, under N(0, 20²) and N(0, 5²) priors."""
     data = load_binary_regression(name)
     loadings = np.where(data.y, 1.0, -1.0)[:, None] * data.X * np.where(np.arange(data.X.shape[1]), 5.0, 20.0)
     return loadings @ loadings.T + np.eye(len(loadings))
@@ -313,7 +313,7 @@ def coverage(rows, runs, first=0):
 
 
 def panel(periods, alternatives):
-    """Covariance and upper bounds of utilities less that of the choice, of one person, with random parameters."""
+    """Return covariance and upper bounds of utilities less that of the choice, of one person, with random parameters."""
     g = np.random.default_rng(100 * periods + alternatives)
     factor = panel_cholesky(
         g.uniform(0.3, 1, alternatives), g.uniform(0.2, 0.8, alternatives), np.ones(alternatives), periods
@@ -353,7 +353,7 @@ def equal_time(name, cov, lower, upper, runs, particles, df=None, methods=("tilt
 
 @numba.njit(cache=True)
 def student_gibbs(precision, lower, df, x, sweeps, rng):
-    """Gibbs sampling of a Student vector above bounds: its radius, then one variable after the other (Robert 1995)."""
+    """Draw a Student vector above bounds by Gibbs sampling: its radius, then each variable (Robert 1995)."""
     dim, total = len(x), np.zeros(len(x))
     for _ in range(sweeps):
         scale = rng.standard_gamma(0.5 * (df + dim)) / (0.5 * (df + x @ precision @ x))
@@ -376,7 +376,7 @@ def student_gibbs(precision, lower, df, x, sweeps, rng):
 
 
 def student_means(dim, runs, df=3.0):
-    """Errors of the means of all variables by a thousand draws, and by Gibbs sampling with 100 times their time."""
+    """Return errors of the means of all variables by a thousand draws, and by Gibbs sampling with 100 times their time."""
     cov, lower = cauchy(dim)
     precision = np.linalg.inv(cov)
 

@@ -89,7 +89,7 @@ def read_reference(name, database=None):
 
 
 def quantiles(chains, name):
-    """Quantiles of reference draws and their Monte Carlo standard errors, as probabilities; nothing for light tails."""
+    """Return quantiles of reference draws with errors as probabilities; nothing for light tails."""
     draws = np.array([chain[name] for chain in chains])
     with np.errstate(divide="ignore"):
         if pareto_k(np.log(np.abs(draws - np.median(draws))).ravel()) < HEAVIEST_TAIL:
@@ -147,7 +147,7 @@ class Comparison(NamedTuple):
 
     @property
     def wrong(self):
-        """Whether a mean, an sd or a quantile is off by more than may be and by what its errors do not explain."""
+        """Return whether a mean, an sd or a quantile is off by more than the limit, and by more than its errors explain."""
         mean = (np.abs(self.mean_shift) > WRONG) & (np.abs(self.z) > LARGEST_Z)
         moments = mean | (np.abs(self.sd_ratio - 1) > np.maximum(WRONG, self.sd_allowed))
         quantile = (self.quantile_shift > WRONG_QUANTILE) & (self.quantile_z > LARGEST_Z)

@@ -156,7 +156,7 @@ def random(n, dim, rng):
 
 
 def stratified(n, dim, rng):
-    """A Latin hypercube: exact for sums of functions of one coordinate, as good as random points for the rest."""
+    """Return a Latin hypercube: exact for sums of functions of one coordinate, as good as random points for the rest."""
     return ndtri((np.argsort(rng.random((n, dim)), axis=0) + rng.random((n, dim))) / n)
 
 
@@ -186,7 +186,7 @@ def gradient(target, family, p, z):
 
 
 def score_gradient(target, family, p, z):
-    """Score-function gradient of the bound: the mean of (log p − log q) times the derivatives of log q."""
+    """Return score-function gradient of the bound: the mean of (log p − log q) times the derivatives of log q."""
     scales = family.scales * np.exp(p[target.dim :])
     log_q = -0.5 * (z**2 + LOG_2PI).sum(axis=1) - np.log(scales).sum()
     value = (target.log_density(family.points(p, z)) - log_q)[:, None]
@@ -239,7 +239,7 @@ def variance(out, repeats=60, steps=200, table="variance", estimator=gradient):
 
 
 def score(out):
-    """The same of score-function gradients."""
+    """Return the same of score-function gradients."""
     variance(out, table="score", estimator=score_gradient)
 
 
@@ -262,7 +262,7 @@ def growing(out, rate=0.01, steps=2000, largest=50_000, repeats=5):
 
 
 def controlled(slopes, z):
-    """Contributions ``(n, 2 dim)`` to the gradient, less their regressions on z and z² − 1 of the same coordinate."""
+    """Return contributions ``(n, 2 dim)`` to the gradient, less their regressions on z and z² − 1 of the same coordinate."""
     centred, square = z - z.mean(axis=0), z**2 - 1
     parts = np.hstack([slopes, slopes * z])
     for control in (z, square - z * (square * centred).mean(axis=0) / (centred**2).mean(axis=0)):

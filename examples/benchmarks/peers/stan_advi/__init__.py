@@ -69,7 +69,7 @@ def build(program):
 
 
 def fit(name, family, seed, draws, poisson):
-    """Draws of the free variables, name → ``(draws, *shape)``; the driver is kept for further fits of the program."""
+    """Return draws of the free variables, name → ``(draws, *shape)``; the driver is kept for further fits of the program."""
     program, data = program_and_data(name, poisson)
     driver = build(program)
     plain = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in data.items()}
