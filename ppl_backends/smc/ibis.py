@@ -179,7 +179,8 @@ def update_smc(
     new : mapping, optional
         Only the new rows, by name: values of ``pm.Data`` containers, or of the data variables that ``rows=`` names for
         a Stan program. They are appended to the rows of ``model``, along the first axis (in Stan along the axis of the
-        rows).
+        rows). For a state-space model they are the observed variable and covariates, and the coordinates of the new rows
+        under the name of their axis if it has a name; without coordinates all rows are counted from 0.
     data : dict or path, optional
         Data of a Stan program without the new rows.
     kernel, metric, ess_threshold, min_moves, max_moves, max_time

@@ -97,6 +97,24 @@ def test_the_axis_of_rows_is_that_of_the_data_or_time(target):
     assert axis_of_rows(made)[0] == "y_dim_0"
 
 
+def test_new_rows_bring_their_coordinates():
+    days = np.array(["2024-05-01", "2024-05-02", "2024-05-06"], dtype="datetime64[ns]")
+    with pm.Model(coords={"day": days[:2]}) as model:
+        rho = pm.Uniform("rho")
+        pb.StateSpace(
+            "y", pb.state_space.linear_gaussian(), rho=rho, sigma_x=1.0, sigma_y=1.0, observed=[0.1, 0.2], dims="day"
+        )
+    made = pb.as_target(model)
+    axis, labels = axis_of_rows(made.append({"y": [0.3], "day": ["2024-05-06"]}))
+    assert axis == "day"
+    np.testing.assert_array_equal(labels, days)
+    np.testing.assert_array_equal(axis_of_rows(made.append({"y": [0.3]}))[1], [0, 1, 2])
+    with pytest.raises(ModelError, match="new 'day' has 1 coordinates for 2 new rows"):
+        made.append({"y": [0.3, 0.4], "day": days[2:]})
+    with pytest.raises(ModelError, match="new 'day' has 'soon', which is not a date"):
+        made.append({"y": [0.3], "day": ["soon"]})
+
+
 def test_a_target_pickles_with_its_rows(target):
     longer = target.append({"y": [0.3]})
     x = points(target, 2)

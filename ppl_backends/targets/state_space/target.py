@@ -50,6 +50,8 @@ class StateSpaceData:
     covariates : mapping of str to ndarray (n_rows, …)
     dims : tuple of str
         Names of the axes of ``y``; the first is time.
+    labels : ndarray (n_rows,), optional
+        Coordinates of the rows; by default those of the first axis in the target.
     """
 
     name: str
@@ -58,6 +60,7 @@ class StateSpaceData:
     parameters_at: Callable[[Array], dict[str, Array]]
     covariates: Mapping[str, Array] = field(default_factory=dict)
     dims: tuple[str, ...] = ()
+    labels: Array | None = None
 
     def filter(self, method: str = "auto", resample_below: float = 0.5) -> Filter:
         """Return the filter; ``"auto"`` is guided if the model has a proposal, else bootstrap."""
@@ -82,7 +85,7 @@ class StateSpaceData:
         rows = {**held, **rows}
         y = rows.pop(self.name)
         Filter(self.model, y, rows)  # checks lengths
-        return replace(self, y=y, covariates=rows)
+        return replace(self, y=y, covariates=rows, labels=None if len(y) != len(self.y) else self.labels)
 
 
 class StateSpaceTarget(WrappedTarget):
@@ -115,6 +118,8 @@ class StateSpaceTarget(WrappedTarget):
         self.observed_data = {**rest.observed_data, state_space.name: y}
         self.dims = {**rest.dims, state_space.name: axes}
         held: dict[str, Any] = dict(rest.coords)
+        if state_space.labels is not None:
+            held[axes[0]] = state_space.labels
         if len(held.get(axes[0], ())) != len(y):
             held[axes[0]] = np.arange(len(y))
         self.coords = held
@@ -230,8 +235,17 @@ class StateSpaceTarget(WrappedTarget):
         return type(self)(self.target, self.state_space.changed(new, append=False), self.n_particles)
 
     def append(self, new: Mapping[str, Any]) -> StateSpaceTarget:
-        """Return the target with new rows of the observed variable, and of every covariate, appended."""
-        return type(self)(self.target, self.state_space.changed(new, append=True), self.n_particles)
+        """Return the target with new rows of the observed variable, and of every covariate, appended.
+
+        Coordinates of the new rows are given under the name of their axis; without them all rows are counted from 0.
+        """
+        series, rows = self.state_space, dict(new)
+        axis = series.dims[0]
+        labels = None if axis in series.covariates else rows.pop(axis, None)
+        longer = series.changed(rows, append=True)
+        if labels is not None:
+            longer = replace(longer, labels=_joined(axis, self.coords[axis], labels, len(longer.y)))
+        return type(self)(self.target, longer, self.n_particles)
 
 
 class _ExactRows(Observations):
@@ -265,6 +279,20 @@ def _as_rows(name: str, value: Any, held: Array) -> Array:
         expected = f"({', '.join(['n', *map(str, held.shape[1:])])}{',' * (held.ndim == 1)})"
         raise ModelError(f"new {name!r} has shape {rows.shape}; expected {expected}")
     return rows
+
+
+def _joined(axis: str, held: Any, labels: Any, n_rows: int) -> Array:
+    """Return the coordinates of an axis with those of the new rows behind them."""
+    import pandas as pd
+
+    old, new = pd.Index(held), pd.Index(np.atleast_1d(labels))
+    try:
+        new = pd.DatetimeIndex(new) if isinstance(old, pd.DatetimeIndex) else new
+    except (ValueError, TypeError):
+        raise ModelError(f"new {axis!r} has {new[0]!r}, which is not a date as its coordinates are") from None
+    if len(old) + len(new) != n_rows:
+        raise ModelError(f"new {axis!r} has {len(new)} coordinates for {n_rows - len(old)} new rows")
+    return np.asarray(old.append(new))
 
 
 def axis_of_rows(target: BaseTarget) -> tuple[str, Array]:
