@@ -91,7 +91,7 @@ def particles_of_rows(path, rows, y, size, n=4000):
 def predictions(path):
     """Estimates of the rows behind the third, relative to their likelihood, by filters around paths out of those of three."""
     y = Y[:5]
-    made, population, weights = particles_of_rows(path, 3, y, 32)
+    made, population, weights = particles_of_rows(path, 3, y, 32, n=16_000)
     rng, x = np.random.default_rng(8), population.x
     population = made.regenerated(replace(population, wanted=2), made.paths_of(population, rng), rng)
     _, increments = made.filter.advance(made.parameters_at(x), population.filter, 3, len(y) - 3)
@@ -200,7 +200,7 @@ def test_estimates_that_particles_carry_are_too_large_to_be_compared_with():
         if path is Selected:
             made.carried = drawn.filter.log_likelihood
         found[path] = made.measured(drawn, np.random.default_rng(2)).variance
-    x = np.repeat(drawn.x[:200], 64, axis=0)
+    x = np.repeat(drawn.x[::20], 64, axis=0)  # copies of a particle are neighbours
     values = filter_of(target()).run(
         {"mu": x[:, 0]}, 4, np.random.default_rng(3).integers(0, 2**63, len(x), dtype=np.uint64)
     )

@@ -192,7 +192,7 @@ def stochastic_volatility(*, leverage: bool = False) -> StateSpaceModel:
     def moments(p: Any, x: Any) -> tuple[Any, Any]:
         mean = p.mu + p.rho * (x - p.mu)
         if not leverage:
-            return mean, p.sigma + 0.0 * mean
+            return mean, p.sigma
         jnp = _numpy()
         unknown = jnp.isnan(p.y_previous)
         shock = jnp.where(unknown, 0.0, p.y_previous) * jnp.exp(-0.5 * x)

@@ -16,6 +16,7 @@ from jax.scipy.special import ndtr, ndtri
 from scipy.stats import qmc
 
 from ppl_backends.errors import ModelError
+from ppl_backends.targets.state_space.words import normals, row_keys, uniforms
 
 _BITS = 32
 
@@ -27,24 +28,19 @@ def _shaped(z: Any, n_normals: int) -> Any:
 
 def keys_of(seeds: Any, t: Any) -> Any:
     """Return the key of row ``t`` for every seed ``(n_theta,)`` of 64 bits."""
-    words = jnp.stack([seeds >> 32, seeds & 0xFFFFFFFF], axis=-1).astype(jnp.uint32)
-    return jax.vmap(lambda word: jax.random.fold_in(jax.random.wrap_key_data(word), t))(words)
+    return jax.random.wrap_key_data(jnp.stack(row_keys(seeds, t), axis=-1))
 
 
 def pseudo_random(seeds: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, Any]:
     """Return normals ``(n_theta, n_x[, n_normals])`` and resampling offsets ``(n_theta,)`` of row ``t``."""
-
-    def draw(key: Any) -> tuple[Any, Any]:
-        for_states, for_resampling = jax.random.split(key)
-        return jax.random.normal(for_states, (n_x, n_normals)), jax.random.uniform(for_resampling)
-
-    z, offset = jax.vmap(draw)(keys_of(seeds, t))
-    return _shaped(z, n_normals), offset
+    key = row_keys(seeds, t)
+    z = normals(key, n_x * n_normals).reshape(-1, n_x, n_normals)
+    return _shaped(z, n_normals), uniforms(key, 1)[:, 0]
 
 
 def beside_a_path(seeds: Any, t: Any) -> Any:
     """Return the additional uniforms ``(n_theta, 2)`` for resampling given a kept state in row ``t``."""
-    return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, 2), (2,)))(keys_of(seeds, t))
+    return uniforms(row_keys(seeds, t), 3)[:, 1:]
 
 
 def sobol(seeds: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, Any]:
@@ -66,9 +62,9 @@ def sobol(seeds: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, Any]:
     return _shaped(z, n_normals), offset
 
 
-def given(normals: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, Any]:
+def given(numbers: Any, t: Any, n_x: int, n_normals: int) -> tuple[Any, Any]:
     """Return the same from standard normals ``(n_rows, n_theta, n_x · n_normals + 1)``; the last makes the offset."""
-    row = normals[t]
+    row = numbers[t]
     z = row[:, : n_x * n_normals].reshape(-1, n_x, n_normals)
     return _shaped(z, n_normals), ndtr(row[:, -1])
 
