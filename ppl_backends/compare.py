@@ -225,7 +225,8 @@ def _entry(name: str, result: Any) -> _Entry:
     given = _Given(**known)
     if not any(isinstance(value, Real) and not np.isnan(float(value)) for value in (given.elbo, given.log_evidence)):
         raise ModelError(
-            f"model {name!r} is of type {type(result).__name__}: expected InferenceData or an approximation"
+            f"model {name!r} is of type {type(result).__name__}: expected InferenceData, an approximation or a pair "
+            "(draws, model)"
         )
     return _of_approximation(name, given if given.method else given._replace(method=type(result).__name__))
 
@@ -287,7 +288,12 @@ def _of_draws(name: str, result: Any) -> _Entry:
 
 def _refuse_improper(name: str, note: Any) -> None:
     if note:
-        raise ModelError(f"model {name!r}: its evidence is known {note}; give it a proper prior to compare it")
+        said = (
+            f"known {note}; give it a proper prior to compare it"
+            if str(note).startswith("up to")
+            else f"not comparable: {note}"
+        )
+        raise ModelError(f"model {name!r}: its evidence is {said}")
 
 
 def _normaliser(name: str, value: Any) -> float:
