@@ -190,7 +190,7 @@ def distrust_of_draws(draws: Draws, found: Convergence) -> list[str]:
         reasons.append(
             f"the chains disagree: R-hat of {found.worst} is {found.rhat:.2f}, above {LARGEST_RHAT}: sample longer chains"
         )
-    copies = len(draws.x) - len(np.unique(draws.x.reshape(len(draws.x), -1), axis=0))
+    copies = len(draws.x) - len({chain.tobytes() for chain in draws.x})
     if copies:
         reasons.append(
             f"{copies} of {len(draws.x)} chains repeat the draws of another chain: sample with different seeds"
