@@ -290,7 +290,7 @@ def chains(methods, sets, known):
         asked = [method for method in methods if (name, seed, method) not in known]
         if asked:
             clock = time.process_time()
-            values, _ = nutpie_draws(model.with_gradient(), 5000, seed)
+            values, _ = nutpie_draws(model.with_gradient(), 5000, seed, tune=300)
             sampling = time.process_time() - clock
             for method in asked:
                 found = row(name, seed, method, values, model.target, truth)
