@@ -462,3 +462,10 @@ def test_a_matrix_that_has_no_inverse_where_factors_are_sought_is_no_fault_of_th
     assert "\n" not in str(caught.value)
     assert not isinstance(caught.value, FactorSearchError)
     assert resolve_approximation(target).method == "laplace"
+
+
+def test_data_without_elements_leave_the_prior():
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("a", 3, 2), 1, observed=np.zeros(0))
+    q = fit_ep(model)
+    np.testing.assert_allclose([q.mean[0], q.sd[0], q.log_evidence], [3, 2, 0], atol=1e-9)

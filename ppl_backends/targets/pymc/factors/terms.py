@@ -238,7 +238,7 @@ class Grouping(NamedTuple):
 
 
 def group(evaluate: Callable[[list[Array]], Array], cut: Sequence[Array], rng: np.random.Generator) -> Grouping | None:
-    """Return sites of one term."""
+    """Return sites of one term; None if it has no elements, or if it is too large to find what each of them reads."""
     pairs, first, n = [], 0, evaluate([value[None] for value in cut]).shape[1]
     for k, value in enumerate(cut):
         reads = _reads(evaluate, cut, k, rng)
@@ -246,6 +246,8 @@ def group(evaluate: Callable[[list[Array]], Array], cut: Sequence[Array], rng: n
             return None
         pairs.append((reads[0], first + reads[1]))
         first += value.size
+    if not n + first:
+        return None
     term, element = (np.concatenate(part) for part in zip(*pairs, strict=True))
     edges = sparse.coo_matrix((np.ones(len(term)), (term, n + element)), shape=(n + first, n + first))
     _, component = connected_components(edges, directed=False)
