@@ -180,11 +180,13 @@ def read_response(y: Any, n: int) -> Array:
     response = np.asarray(y)
     if response.dtype.kind not in "biuf":
         try:
-            response = response.astype(np.float64) if response.dtype.kind == "O" else None
+            if response.dtype.kind != "O":
+                raise TypeError("not numbers")
+            response = response.astype(np.float64)
         except (ValueError, TypeError):
-            response = None
-        if response is None:
-            raise ModelError("y has values that are not numbers; code classes as 0 and 1, such as (y == 'yes')")
+            raise ModelError(
+                "y has values that are not numbers; code classes as 0 and 1, such as (y == 'yes')"
+            ) from None
     if response.shape != (n,):
         raise ModelError(f"y has shape {response.shape}; expected ({n},), one number for each row of X")
     if not np.isfinite(response).all():
