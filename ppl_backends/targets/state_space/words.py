@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -65,7 +66,9 @@ def uniforms(key: tuple[Any, Any], n: int) -> Any:
     """Return uniforms ``(n_theta, n)`` on [0, 1), of 53 bits, for every key."""
     counter = jnp.arange(n, dtype=jnp.uint32)[None]
     high, low = threefry((key[0][:, None], key[1][:, None]), (np.uint32(_UNIFORMS), counter))
-    return ((high >> 5).astype(jnp.float64) * 2.0**26 + (low >> 6).astype(jnp.float64)) * 2.0**-53
+    found = ((high >> 5).astype(jnp.float64) * 2.0**26 + (low >> 6).astype(jnp.float64)) * 2.0**-53
+    # JAX 0.12 does not finish to compile resampling of a few particles at every row if XLA merges the two.
+    return jax.lax.optimization_barrier(found)
 
 
 def normal_quantile(words: Any) -> Any:
