@@ -1,4 +1,4 @@
-r"""Climbs to a mode of a density, and the Gaussian there.
+r"""_Modes to a mode of a density, and the Gaussian there.
 
 Newton's method uses exact gradients and Hessians. Each iteration solves in the eigenbasis of the Hessian with the
 absolute values of its eigenvalues, which ascends from any point, and evaluates a geometric ladder of step lengths in
@@ -34,7 +34,7 @@ WIDEST_FALLBACK_SD = 10.0  # largest sd of a Gaussian returned if the Hessian do
 BLOCK_BYTES = 32e6
 
 
-class Climbs(NamedTuple):
+class _Modes(NamedTuple):
     """Results of several climbs, row by row; ``precision`` is the negative Hessian, or its diagonal."""
 
     x: Array
@@ -56,7 +56,7 @@ def modes_above(target: BaseTarget, starts: Array, max_iterations: int) -> list[
     """Return the Gaussians at the modes that a batch of climbs from ``starts`` ``(n, dim)`` finds; not yet compared."""
     with ChainProgress("Laplace", 1, (), enabled=False) as silent:
         try:
-            modes = newton(target, starts, max_iterations, silent)
+            modes = _newton(target, starts, max_iterations, silent)
         except ModelError:  # a loss without second derivatives has no Gaussian at its mode
             return []
     at_mode = np.flatnonzero(modes.decrement < DECREMENT_TOLERANCE)
@@ -64,19 +64,19 @@ def modes_above(target: BaseTarget, starts: Array, max_iterations: int) -> list[
     return [check.gaussian for check in checks if not check.trouble]
 
 
-def climb(target: BaseTarget, starts: Array, dense: bool, max_iterations: int, progress: ChainProgress) -> Climbs:
+def climb(target: BaseTarget, starts: Array, dense: bool, max_iterations: int, progress: ChainProgress) -> _Modes:
     """Climb from each start to a mode."""
     if target.dim > LARGEST_NEWTON_DIM or not dense:
         starts = np.array([_quasi_newton(target, start, max_iterations, dense) for start in starts])
     if dense:
-        return newton(target, starts, max_iterations, progress)
+        return _newton(target, starts, max_iterations, progress)
     value, gradient = target.log_density_and_gradient(starts)
     curvature = np.array([_negative_hessian_diagonal(target, x) for x in starts])
     floored = np.maximum(np.abs(curvature), WIDEST_FALLBACK_SD**-2)
-    return Climbs(starts, value, curvature, np.sqrt((gradient**2 / floored).sum(axis=1)), max_iterations)
+    return _Modes(starts, value, curvature, np.sqrt((gradient**2 / floored).sum(axis=1)), max_iterations)
 
 
-def newton(target: BaseTarget, x: Array, max_iterations: int, progress: ChainProgress) -> Climbs:
+def _newton(target: BaseTarget, x: Array, max_iterations: int, progress: ChainProgress) -> _Modes:
     """Run Newton's method from several starts ``(m, dim)`` at once."""
     m, dim = x.shape
     value, gradient = target.log_density_and_gradient(x)
@@ -106,7 +106,7 @@ def newton(target: BaseTarget, x: Array, max_iterations: int, progress: ChainPro
         x = np.where(moved[:, None], trial[rows, chosen], x)
         value = np.where(moved, trial_value[rows, chosen], value)
         gradient = np.where(moved[:, None], trial_gradient.reshape(m, -1, dim)[rows, chosen], gradient)
-    return Climbs(x, value, precision, decrement, iteration + 1)
+    return _Modes(x, value, precision, decrement, iteration + 1)
 
 
 def _curvature(precision: Array) -> tuple[Array, Array]:
@@ -139,7 +139,7 @@ def _negative_hessian_diagonal(target: BaseTarget, x: Array) -> Array:
     return np.concatenate(curvature)
 
 
-def check_mode(target: BaseTarget, modes: Climbs, row: int) -> ModeCheck:
+def check_mode(target: BaseTarget, modes: _Modes, row: int) -> ModeCheck:
     """Return the Gaussian around a mode, and the reason not to trust it, if any."""
     x, precision, decrement = modes.x[row], modes.precision[row], float(modes.decrement[row])
     log_density = float(modes.log_density[row])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -177,21 +178,16 @@ def read_design(X: Any) -> tuple[Array, tuple[str, ...]]:
 
 def read_response(y: Any, n: int) -> Array:
     """Return a response ``(n,)`` of finite numbers."""
-    response = np.asarray(y)
-    if response.dtype.kind not in "biuf":
-        try:
-            if response.dtype.kind != "O":
-                raise TypeError("not numbers")
-            response = response.astype(np.float64)
-        except (ValueError, TypeError):
-            raise ModelError(
-                "y has values that are not numbers; code classes as 0 and 1, such as (y == 'yes')"
-            ) from None
-    if response.shape != (n,):
-        raise ModelError(f"y has shape {response.shape}; expected ({n},), one number for each row of X")
-    if not np.isfinite(response).all():
-        raise ModelError(f"y[{int(np.argmin(np.isfinite(response)))}] is not finite")
-    return response.astype(np.float64)
+    response, numbers = np.asarray(y), None
+    with contextlib.suppress(ValueError, TypeError):
+        numbers = response.astype(np.float64) if response.dtype.kind in "biufO" else None
+    if numbers is None:
+        raise ModelError("y has values that are not numbers; code classes as 0 and 1, such as (y == 'yes')")
+    if numbers.shape != (n,):
+        raise ModelError(f"y has shape {numbers.shape}; expected ({n},), one number for each row of X")
+    if not np.isfinite(numbers).all():
+        raise ModelError(f"y[{int(np.argmin(np.isfinite(numbers)))}] is not finite")
+    return numbers
 
 
 def _response(y: Array, family: str) -> Array:

@@ -8,7 +8,8 @@ variance is several times too small for a factor that is bounded on one side and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from scipy.special import gammaln, logsumexp, stdtrit
@@ -48,7 +49,26 @@ class Integrand:
     lower: Array
     upper: Array
 
-    def log_weights(self, mean: Array, factor: Array, uniforms: Array) -> tuple[Array, Array]:
+    def scaled(self, radius: float) -> Integrand:
+        """Return the integrand of a multiple of the bounds; for 1 itself, with the proposal that it has."""
+        return self if radius == 1.0 else replace(self, lower=radius * self.lower, upper=radius * self.upper)
+
+    @property
+    def ep_log_p(self) -> float:
+        """Return EP's log P."""
+        return factor_ep(self.loadings, self.noise, self.lower, self.upper)[0].log_p
+
+    def log_weights(self, uniforms: list[Array]) -> Array:
+        """Return log weights ``(replicates, n)`` of points from uniforms ``(n, k)`` each; their means estimate P."""
+        rows = max(1, BLOCK_BYTES // (8 * len(self.loadings)))
+
+        def weigh(u: Array) -> Array:
+            blocks = [u[first : first + rows] for first in range(0, len(u), rows)]
+            return np.concatenate([self._weigh(*self.proposal, block)[1] for block in blocks])
+
+        return np.array([weigh(u) for u in uniforms])
+
+    def _weigh(self, mean: Array, factor: Array, uniforms: Array) -> tuple[Array, Array]:
         """Return points ``(k, n)`` of the proposal at uniform numbers ``(n, k)``, and log integrand over proposal."""
         rank = len(mean)
         df = 3.0 + 2.0 * rank
@@ -60,6 +80,7 @@ class Integrand:
         inside = log_interval((self.lower[:, None] - at) / sd, (self.upper[:, None] - at) / sd).sum(axis=0)
         return f, inside - 0.5 * (f**2).sum(axis=0) - rank * LOG_ROOT_2PI - log_proposal
 
+    @cached_property
     def proposal(self) -> tuple[Array, Array]:
         """Return mean and Cholesky factor of the proposal: EP's, then those of weighted pilots while these fit better."""
         _, mean, cov = factor_ep(self.loadings, self.noise, self.lower, self.upper)
@@ -68,7 +89,7 @@ class Integrand:
         pilot = qmc.Sobol(len(mean), rng=np.random.default_rng(0)).random(PILOT_POINTS)
         best, least = (mean, factor), np.inf
         for _ in range(MOST_PILOTS):
-            f, log_w = self.log_weights(mean, factor, pilot)
+            f, log_w = self._weigh(mean, factor, pilot)
             w = np.exp(log_w - logsumexp(log_w))
             # Points of a net need a bounded integrand, so that the largest weight decides and not the effective size.
             if not w.max() < least:
@@ -83,16 +104,3 @@ class Integrand:
             except np.linalg.LinAlgError:  # fewer effective points than factors
                 break
         return best
-
-
-def log_weights(loadings: Array, noise: Array, lower: Array, upper: Array, uniforms: list[Array]) -> Array:
-    """Return log weights ``(replicates, n)`` of points from uniform numbers ``(n, k)``; their means estimate P."""
-    integrand = Integrand(loadings, noise, lower, upper)
-    mean, factor = integrand.proposal()
-    rows = max(1, BLOCK_BYTES // (8 * len(loadings)))
-
-    def weigh(u: Array) -> Array:
-        blocks = [u[first : first + rows] for first in range(0, len(u), rows)]
-        return np.concatenate([integrand.log_weights(mean, factor, block)[1] for block in blocks])
-
-    return np.array([weigh(u) for u in uniforms])

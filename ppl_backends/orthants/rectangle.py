@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked, choice, integer, none
 from ppl_backends.orthants.chain import find_chain
-from ppl_backends.orthants.low_rank import find_factors
+from ppl_backends.orthants.low_rank import Integrand, find_factors
 from ppl_backends.orthants.moves import MOVES
 from ppl_backends.orthants.ordering import order_rectangle
 from ppl_backends.orthants.problem import GAUSSIAN, STRUCTURE, Problem, read_problems
@@ -246,7 +246,9 @@ def _low_rank(problem: Problem, settings: _Settings, pilot: np.random.SeedSequen
         loadings, noise = find_factors(problem.cov) or (np.zeros((problem.dim, 0)), problem.variance)
     auto = settings.method == "auto"
     if loadings.shape[1] and (noise > 0).all() and (2 * loadings.shape[1] <= problem.dim or not auto):
-        solver = LowRank(loadings, noise, problem.lower, problem.upper, settings.points("low_rank", problem.dim))
+        solver = LowRank(
+            Integrand(loadings, noise, problem.lower, problem.upper), settings.points("low_rank", problem.dim)
+        )
         if not auto or replace(solver, n=PILOT).run(1.0, [pilot]).efficiency >= LEAST_EFFICIENCY:
             yield solver
     elif not auto:

@@ -19,7 +19,7 @@ from ppl_backends.orthants import closed
 from ppl_backends.orthants.chain import Chain, ChainPath
 from ppl_backends.orthants.ep import dense_ep, factor_ep
 from ppl_backends.orthants.intervals import Array, log_interval
-from ppl_backends.orthants.low_rank import log_weights
+from ppl_backends.orthants.low_rank import Integrand
 from ppl_backends.orthants.moves import MOVES
 from ppl_backends.orthants.ordering import Rectangle
 from ppl_backends.orthants.path import CoordinatePath, Particles, sequential
@@ -110,21 +110,18 @@ class Ep:
 class LowRank:
     """Few factors, integrated by points of a Student proposal."""
 
-    loadings: Array
-    noise: Array
-    lower: Array
-    upper: Array
+    integrand: Integrand
     n: int
     name = "low_rank"
 
     def guess(self, radius: float) -> float:
         """Return EP's log P."""
-        return factor_ep(self.loadings, self.noise, radius * self.lower, radius * self.upper)[0].log_p
+        return self.integrand.scaled(radius).ep_log_p
 
     def run(self, radius: float, seeds: list[np.random.SeedSequence]) -> Runs:
         """Return one estimate per scramble."""
-        points = [scramble(self.n, self.loadings.shape[1], seed) for seed in seeds]
-        return _from_weights(log_weights(self.loadings, self.noise, radius * self.lower, radius * self.upper, points))
+        points = [scramble(self.n, self.integrand.loadings.shape[1], seed) for seed in seeds]
+        return _from_weights(self.integrand.scaled(radius).log_weights(points))
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def uniforms(key: tuple[Any, Any], n: int) -> Any:
     counter = jnp.arange(n, dtype=jnp.uint32)[None]
     high, low = threefry((key[0][:, None], key[1][:, None]), (np.uint32(_UNIFORMS), counter))
     found = ((high >> 5).astype(jnp.float64) * 2.0**26 + (low >> 6).astype(jnp.float64)) * 2.0**-53
-    # JAX 0.12 does not finish to compile resampling of a few particles at every row if XLA merges the two.
+    # JAX 0.12 compiles resampling of a few particles at every row without end if XLA merges the two.
     return jax.lax.optimization_barrier(found)
 
 
