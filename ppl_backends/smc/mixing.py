@@ -24,7 +24,8 @@ class WeightAutocorrelation:
 
     def __init__(self, increment: Array, beta: float, labels: Index) -> None:
         self.noise = 2.0 / np.sqrt(len(increment))  # two standard errors of a correlation that is zero
-        self.low, self.high = np.quantile(increment, [0.001, 0.999])
+        supported = increment[increment > -np.inf]  # the others are clipped to their lowest
+        self.low, self.high = np.quantile(supported if len(supported) else np.zeros(1), [0.001, 0.999])
         self.step, self.labels = 0.0, labels
         if beta < 1.0:
             self.step = next_beta(increment, beta, 0.5) - beta

@@ -46,3 +46,9 @@ def test_memory_is_within_modes():
 def test_rounding_errors_of_a_constant_likelihood_are_no_memory():
     constant = -0.9189385332046727 + 1e-16 * RNG.integers(-1, 2, size=1000)
     assert WeightAutocorrelation(constant, 1.0, np.zeros(1000, dtype=np.intp)).left(constant) == 0.0
+
+
+def test_points_without_support_are_compared_with_the_others():
+    increment = np.random.default_rng(0).normal(size=1000)
+    increment[::3] = -np.inf
+    assert np.isclose(WeightAutocorrelation(increment, 0.2, np.zeros(1000, dtype=np.intp)).left(increment), 1.0)
