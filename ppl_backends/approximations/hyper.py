@@ -18,6 +18,7 @@ from scipy.special import logsumexp, stdtrit
 from scipy.stats import qmc
 from scipy.stats import t as student_t
 
+from ppl_backends.approximations.modes import bound_of_ellipsoid
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 
@@ -102,12 +103,13 @@ def scale_at(posterior: Any, mode: Any) -> Array:
     return vectors / np.sqrt(np.clip(values, 0.1, 1e6))  # flat directions start with a spread of about 3
 
 
-def design_around(posterior: Any, mode: Any) -> tuple[Design, str]:
-    """Return the design around the mode of φ, and its kind."""
-    kind, place = ("lattice", lattice) if len(mode.phi) <= GRID_DIM else ("weighted net", net)
-    return place(posterior.node, mode, scale_at(posterior, mode)), kind
+def design_around(posterior: Any, mode: Any) -> Design:
+    """Return the design around the mode of φ."""
+    place = lattice if len(mode.phi) <= GRID_DIM else net
+    return place(posterior.node, mode, scale_at(posterior, mode))
 
 
+Index = tuple[int, ...]
 Evaluate = Callable[..., Any]  # maps φ and a neighbour's fit to a node, or None
 
 SPACING = {1: 0.4, 2: 0.75}  # in standard deviations at the mode
@@ -120,12 +122,43 @@ KERNEL = 0.8  # the kernels' sd over the spacing of a lattice
 
 
 class Design(NamedTuple):
-    """Nodes with the logs of their weights, the log of their sum of integrals, and the relative sd of a kernel."""
+    """Nodes with the logs of their weights, the log of their sum of integrals, and the relative sd of a kernel.
+
+    ``cell`` is the step of a lattice ``(p, p)``, and None of a net. ``edge`` is the share of the weights at points of a
+    lattice where it ends before the density is low, because a neighbour has no approximation or the number of points is
+    limited. Of a net it is the share of points without an approximation.
+    """
 
     nodes: list[Any]
     log_weights: Array
     log_evidence: float
     spread: float
+    edge: float
+    cell: Array | None
+
+    @property
+    def kind(self) -> str:
+        """Return how messages call it."""
+        return "weighted net" if self.cell is None else "lattice"
+
+    @property
+    def points(self) -> Array:
+        """Return the points ``(k, p)``."""
+        return np.stack([node.phi for node in self.nodes])
+
+    def moments(self) -> tuple[Array, Array]:
+        """Return the mean of φ by the weights, and the Cholesky factor of its covariance."""
+        weights = np.exp(self.log_weights - logsumexp(self.log_weights))
+        apart = self.points - weights @ self.points
+        return weights @ self.points, np.linalg.cholesky((weights * apart.T) @ apart + 1e-12 * np.eye(apart.shape[1]))
+
+    def covers(self, phi: Array) -> bool:
+        """Return whether φ is next to a point of a lattice, or where a Gaussian with the moments of a net has draws."""
+        if self.cell is not None:
+            steps = np.linalg.solve(self.cell, (self.points - phi).T)
+            return bool(np.abs(steps).max(axis=0).min() <= 1.0)
+        centre, root = self.moments()
+        return float((np.linalg.solve(root, phi - centre) ** 2).sum()) <= bound_of_ellipsoid(len(phi))
 
 
 def lattice(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
@@ -135,7 +168,7 @@ def lattice(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     """
     p = len(mode.phi)
     for spacing in SPACING[p] * 0.5 ** np.arange(4):
-        found = _flood(evaluate, mode, spacing * scale)
+        found, ends = _flood(evaluate, mode, spacing * scale)
         log_posterior = np.array([node.log_posterior for node in found.values()])
         weights = np.exp(log_posterior - logsumexp(log_posterior))
         if weights @ weights < MAX_SHARE:
@@ -145,28 +178,35 @@ def lattice(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     apart = z - weights @ z
     smallest = np.sqrt(max(1e-12, float(np.linalg.eigvalsh((weights * apart.T) @ apart)[0])))
     spread = float(np.clip(KERNEL * spacing / smallest, 0.1, 0.7))
-    return Design(list(found.values()), log_posterior, float(logsumexp(log_posterior) + log_cell), spread)
+    edge = float(sum(w for k, w in zip(found, weights, strict=True) if k in ends))
+    log_evidence = float(logsumexp(log_posterior) + log_cell)
+    return Design(list(found.values()), log_posterior, log_evidence, spread, edge, spacing * scale)
 
 
-def _flood(evaluate: Evaluate, mode: Any, step: Array) -> dict[tuple[int, ...], Any]:
-    """Return points of the lattice mode + step · k, starting with those next to the densest."""
+def _flood(evaluate: Evaluate, mode: Any, step: Array) -> tuple[dict[Index, Any], set[Index]]:
+    """Return points of the lattice mode + step · k, starting with those next to the densest, and where it ends early."""
     p = len(mode.phi)
     origin = (0,) * p
-    found: dict[tuple[int, ...], Any] = {origin: mode}
+    found: dict[Index, Any] = {origin: mode}
+    ends: set[Index] = set()
     queue, top = [(-mode.log_posterior, origin)], mode.log_posterior
     while queue:
         negative, here = heappop(queue)
-        if -negative < top - DROP[p] or len(found) >= MAX_NODES:
+        if -negative < top - DROP[p]:
             break
+        if len(found) >= MAX_NODES:
+            ends.add(here)
+            continue
         for axis, sign in product(range(p), (-1, 1)):
             there = tuple(k + sign * (j == axis) for j, k in enumerate(here))
-            if there in found:
-                continue
-            found[there] = node = evaluate(mode.phi + step @ np.array(there), found[here].fit)
-            if node is not None:
-                heappush(queue, (-node.log_posterior, there))
-                top = max(top, node.log_posterior)
-    return {k: node for k, node in found.items() if node is not None}
+            if there not in found:
+                found[there] = node = evaluate(mode.phi + step @ np.array(there), found[here].fit)
+                if node is not None:
+                    heappush(queue, (-node.log_posterior, there))
+                    top = max(top, node.log_posterior)
+            if found[there] is None:
+                ends.add(here)
+    return {k: node for k, node in found.items() if node is not None}, ends
 
 
 def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
@@ -196,4 +236,4 @@ def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     effective = 1 / float(weights @ weights)
     spread = float(np.clip((4 / (p + 2) / effective) ** (1 / (p + 4)), 0.1, 0.7))  # Silverman's rule
     log_evidence = float(logsumexp(log_weights) - np.log(points))
-    return Design([nodes[k] for k in kept], log_weights, log_evidence, spread)
+    return Design([nodes[k] for k in kept], log_weights, log_evidence, spread, 1 - len(kept) / points, None)

@@ -17,7 +17,7 @@ from scipy.special import expit, logsumexp
 
 from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE
 from ppl_backends.approximations.hyper import Design, climb, scale_at
-from ppl_backends.approximations.modes import bound_of_ellipsoid
+from ppl_backends.approximations.verdict import Verdict
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.numerics.gaussian import LOG_2PI
@@ -26,9 +26,39 @@ STARTS = 12  # dispersed points
 WAY = (0.5, 0.75)  # from the mode to a point
 VALLEY = 0.1  # nats
 CLIMBS = 2
+SMALLEST_EFFICIENCY = 0.25  # of the weights of a net of φ
+LARGEST_AROUND = 0.1  # share of the mass that a net does not cover
+LARGEST_EDGE = 0.05  # share of the weights at points where a design ends before the density is low
 WIDER, DRAWS_EACH = 2.0 ** np.array([0.5, 1.0, 2.0, 3.0, 4.0, 5.0]), 8  # scales of the Gaussians, and draws of each
 PRIOR_POINTS = 512
 PRIOR_SCALES = 2.0 ** np.arange(-1, 5)
+
+
+def judge_design(
+    posterior: Any, mode: Any, design: Design, effective: float, names: tuple[str, ...], starts: Array
+) -> Verdict:
+    """Return whether a design around one mode covers the posterior of φ; ``names`` are those of φ.
+
+    ``effective`` is the effective number of its points, and ``starts`` ``(n, p)`` are dispersed points. The figures are
+    ``other_mode_share``, ``around_share`` (zero for a lattice) and ``edge_share``.
+    """
+    share, place = other_hyper_mode(posterior, mode, design, starts)
+    around = share_around(posterior, mode, design) if design.cell is None else 0.0
+    figures = {"other_mode_share": share, "around_share": around, "edge_share": design.edge}
+    points = len(design.nodes)
+    trouble = ""
+    if design.cell is None and effective < SMALLEST_EFFICIENCY * points:
+        trouble = f"only {effective:.0f} of {points} points of φ are effective, so they miss part of its posterior"
+    elif design.edge > LARGEST_EDGE:
+        trouble = (
+            f"the points of φ end where its density is not low: those at the edge have {design.edge:.0%} of the weight"
+        )
+    elif around > LARGEST_AROUND:
+        trouble = f"a region of the hyper-parameters around the points has {around:.0%} of the mass"
+    elif share > NEGLIGIBLE_SHARE and place is not None:
+        at = ", ".join(f"{name} = {value:.3g}" for name, value in zip(names, place, strict=True))
+        trouble = f"another mode of the hyper-parameters, at {at}, has {share:.0%} of the mass of both"
+    return Verdict(trouble, figures)
 
 
 def other_hyper_mode(posterior: Any, mode: Any, design: Design, starts: Array) -> tuple[float, Array | None]:
@@ -36,19 +66,14 @@ def other_hyper_mode(posterior: Any, mode: Any, design: Design, starts: Array) -
 
     ``starts`` ``(n, p)`` are dispersed points.
     """
-    centre, root = _moments(design)
-
-    def beyond(phi: Array) -> bool:
-        return _square(phi, centre, root) > bound_of_ellipsoid(len(phi))
-
     share, place = 0.0, None
-    for start in _across_valleys(posterior, mode, [phi for phi in starts if beyond(phi)])[:CLIMBS]:
+    for start in _across_valleys(posterior, mode, [phi for phi in starts if not design.covers(phi)])[:CLIMBS]:
         try:
             found = climb(posterior, start.phi)
             scale = scale_at(posterior, found)
         except (ModelError, LinAlgError):
             continue
-        if not beyond(found.phi):
+        if design.covers(found.phi):
             continue
         log_mass = found.log_posterior + 0.5 * len(found.phi) * LOG_2PI + np.linalg.slogdet(scale)[1]
         if expit(log_mass - design.log_evidence) > share:
@@ -60,29 +85,18 @@ def other_hyper_mode(posterior: Any, mode: Any, design: Design, starts: Array) -
 
 def share_around(posterior: Any, mode: Any, design: Design) -> float:
     """Return the share of the mass that lies beyond a design, by importance sampling from wider Gaussians."""
-    centre, root = _moments(design)
+    centre, root = design.moments()
     p = len(centre)
     z = np.random.default_rng(0).standard_normal((DRAWS_EACH, len(WIDER), p)) * WIDER[:, None]
     log_weights = [-np.inf]
     for point in z.reshape(-1, p):
         square = float(point @ point)
-        node = posterior.node(centre + root @ point, mode.fit) if square > bound_of_ellipsoid(p) else None
+        phi = centre + root @ point
+        node = None if design.covers(phi) else posterior.node(phi, mode.fit)
         if node is not None:
             log_q = logsumexp(-0.5 * square / WIDER**2 - p * np.log(WIDER)) - np.log(len(WIDER)) - 0.5 * p * LOG_2PI
             log_weights.append(node.log_posterior - log_q + np.linalg.slogdet(root)[1])
     return float(expit(logsumexp(log_weights) - np.log(DRAWS_EACH * len(WIDER)) - design.log_evidence))
-
-
-def _moments(design: Design) -> tuple[Array, Array]:
-    """Return the mean of φ by the weights of a design, and the Cholesky factor of its covariance."""
-    weights = np.exp(design.log_weights - logsumexp(design.log_weights))
-    points = np.stack([node.phi for node in design.nodes])
-    apart = points - weights @ points
-    return weights @ points, np.linalg.cholesky((weights * apart.T) @ apart + 1e-12 * np.eye(points.shape[1]))
-
-
-def _square(phi: Array, centre: Array, root: Array) -> float:
-    return float((np.linalg.solve(root, phi - centre) ** 2).sum())
 
 
 def _across_valleys(posterior: Any, mode: Any, points: list[Array]) -> list[Any]:

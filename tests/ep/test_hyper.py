@@ -1,6 +1,8 @@
 """EP of PyMC models integrated over a scale, against quadrature over both unknowns; data that cannot be."""
 
 import pickle
+import warnings
+from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -8,8 +10,9 @@ import pytest
 from scipy import stats
 
 import ppl_backends as pb
+from ppl_backends.approximations.hyper import MAX_NODES, lattice
 from ppl_backends.approximations.resolve import has_one_mode, one_mode_given_few
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError
 
 COUNTS = np.array([0, 1, 0, 0, 2, 0])
 
@@ -80,6 +83,41 @@ def test_coordinates_can_be_chosen_and_the_fit_pickled(fit):
     assert only.names == ("effect",)
     np.testing.assert_allclose(only.density[0], whole.density[whole.names.index("effect")])
     assert only.quantile(0.5)[0] == pytest.approx(whole.quantile(0.5)[whole.names.index("effect")])
+
+
+def test_another_mode_of_the_hyper_parameters_is_flagged():
+    """The posterior of φ is nearly its prior, and EP finds one of two modes; it is fine without the other."""
+    for w, converged in (([0.3, 0.7], False), ([0.0, 1.0], True)):
+        with pm.Model() as model:
+            phi = pm.NormalMixture("phi", w=w, mu=[-4.0, 4.0], sigma=0.5)
+            effect = pm.Normal("effect", 0, pm.math.exp(0.1 * phi), shape=6)
+            pm.Normal("y", effect, 1.0, observed=np.array([0.4, -1.1, 0.2, 0.9, -0.3, 1.6]))
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", ApproximationWarning)
+            q = pb.fit_ep(model)
+        assert q.converged == converged
+        said = any("another mode of the hyper-parameters, at phi = " in str(warning.message) for warning in found)
+        assert said != converged
+
+
+class Point(NamedTuple):
+    phi: np.ndarray
+    log_posterior: float
+    fit: None = None
+
+
+def test_a_lattice_knows_where_it_ends_early():
+    def cut(phi, fit=None):
+        return Point(phi, -0.5 * float(phi @ phi)) if phi[0] < 1.0 else None
+
+    design = lattice(cut, Point(np.zeros(1), 0.0), np.eye(1))
+    z = 0.4 * np.arange(-12, 3)
+    assert design.edge == pytest.approx(np.exp(-0.5 * z[-1] ** 2) / np.exp(-0.5 * z**2).sum(), rel=1e-3)
+    assert design.covers(np.array([1.1]))
+    assert not design.covers(np.array([1.3]))
+    wide = lattice(lambda phi, fit: Point(phi, 0.0), Point(np.zeros(2), 0.0), np.eye(2))
+    assert len(wide.nodes) >= MAX_NODES
+    assert wide.edge > 0.15  # a disc of 200 points without a weight that falls
 
 
 def _regression(X, y, likelihood):

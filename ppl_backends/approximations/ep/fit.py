@@ -381,12 +381,8 @@ def _a_site_weighs_much(sites: EPSites) -> bool:
 
 def _warn_mixture(result: EPMixture) -> None:
     if not result.converged:
-        warnings.warn(
-            f"{result.hyper.summary}; {100 * result.diagnostics['unconverged_share']:.3g} % of the weight is on EP runs that "
-            "did not converge: use fraction=0.5 or sample_smc",
-            ApproximationWarning,
-            stacklevel=4,
-        )
+        instead = "fraction=0.5 or sample_smc" if "EP runs" in result.trouble else "sample_smc"
+        warnings.warn(f"{result.hyper.summary}; {result.trouble}: use {instead}", ApproximationWarning, stacklevel=4)
 
 
 def _warn(result: EPApproximation) -> None:

@@ -25,9 +25,11 @@ from scipy.special import logsumexp
 from ppl_backends.approximations.ep.evidence import evidence_gradient
 from ppl_backends.approximations.ep.marginals import mixed_marginals
 from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut, leave_one_out
-from ppl_backends.approximations.hyper import HyperParameters, climb, design_around
+from ppl_backends.approximations.hyper import Design, HyperParameters, climb, design_around
+from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, judge_design
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.mixture import MixtureApproximation
+from ppl_backends.approximations.verdict import Verdict
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.differences import central_differences
 from ppl_backends.targets.factors import Factors
@@ -36,6 +38,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 Fit = Callable[[Factors, EPApproximation | None], EPApproximation]
 
 SMALLEST_SHARE = 1e-6  # of the weights; nodes with less are left out of the mixture
+LARGEST_UNCONVERGED = 0.01  # share of the weights
 
 
 class Node(NamedTuple):
@@ -56,6 +59,10 @@ class EPMixture(MixtureApproximation):
         1/p(yᵢ | y₋ᵢ) is the posterior mean over φ of 1/p(yᵢ | y₋ᵢ, φ).
     at_mode : EPApproximation
         EP given the most probable φ.
+    diagnostics : dict
+        ``ep_runs``, ``design_points`` and ``effective_points`` of φ, ``unconverged_share`` (weight of EP runs that did not
+        converge), ``other_mode_share`` and ``around_share`` (mass of φ at another mode and around a net), and
+        ``edge_share`` (weight of the points where they end before the density is low).
 
     Examples
     --------
@@ -102,7 +109,7 @@ class _Posterior:
 
     def __init__(self, factors: Any, fit: Fit) -> None:
         self._factors, self._fit = factors, fit
-        self.runs = 0
+        self.runs, self.converged_only = 0, False
 
     def node(self, phi: Array, start: EPApproximation | None = None) -> Node | None:
         """Run EP at ``phi``, from the sites of a neighbour if one is given."""
@@ -114,6 +121,8 @@ class _Posterior:
                 same = start is not None and len(start.sites.tau) == factors.n_sites
                 fit = self._fit(factors, start if same else None)
         except (ModelError, LinAlgError, FloatingPointError):
+            return None
+        if self.converged_only and not fit.converged:
             return None
         value = fit.log_evidence + self._factors.log_hyper_prior(phi)
         return Node(phi, float(value), fit) if np.isfinite(value) else None
@@ -140,35 +149,38 @@ def integrate(factors: Any, target: BaseTarget, fit: Fit) -> EPMixture:
     posterior = _Posterior(factors, fit)
     # Not exactly the start itself, which can be a saddle between two modes.
     mode = climb(posterior, np.asarray(factors.start, dtype=np.float64) + 0.1)
-    (nodes, log_weights, log_evidence, spread), kind = design_around(posterior, mode)
-    return _mix(factors, target, mode, nodes, log_weights, log_evidence, spread, kind, posterior.runs)
+    return _mix(factors, target, posterior, mode, design_around(posterior, mode))
 
 
-def _mix(
-    factors: Any,
-    target: BaseTarget,
-    mode: Node,
-    nodes: list[Node],
-    log_weights: Array,
-    log_evidence: float,
-    spread: float,
-    kind: str,
-    runs: int,
-) -> EPMixture:
+def _judge(factors: Any, posterior: _Posterior, mode: Node, design: Design, effective: float) -> Verdict:
+    """Return whether the design covers the posterior of φ, by EP runs that converge."""
+    posterior.converged_only = True
+    starts = dispersed_by_density(factors.log_hyper_prior, factors.start, STARTS, np.random.default_rng(0))
+    return judge_design(posterior, mode, design, effective, tuple(factors.hyper_names), starts)
+
+
+def _mix(factors: Any, target: BaseTarget, posterior: _Posterior, mode: Node, design: Design) -> EPMixture:
     """Return joint Gaussians over φ and θ, mixed."""
+    nodes, log_weights = design.nodes, design.log_weights
     weights = np.exp(log_weights - log_weights.max())
     weights /= weights.sum()
     kept = np.flatnonzero(weights > SMALLEST_SHARE)
     nodes, weights = [nodes[k] for k in kept], weights[kept] / weights[kept].sum()
     phi, theta = np.stack([node.phi for node in nodes]), np.stack([node.fit.mean for node in nodes])
-    means, covs = _joint(factors, target.dim, phi, theta, [node.fit.cov for node in nodes], weights, spread)
+    means, covs = _joint(factors, target.dim, phi, theta, [node.fit.cov for node in nodes], weights, design.spread)
     unconverged = float(weights[[not node.fit.converged for node in nodes]].sum())
     effective = float(1 / (weights @ weights))
     names = tuple(factors.hyper_names)
     order = np.array([node.log_posterior for node in nodes])
     held_out = np.stack([node.fit.loo.log_density for node in nodes])
     loo = leave_one_out(-logsumexp(-held_out, axis=0, b=weights[:, None]))  # one over the mean of one over the density
-    summary = f"EP integrated over {', '.join(names)}: {len(nodes)} points of a {kind}, {effective:.1f} effective"
+    summary = (
+        f"EP integrated over {', '.join(names)}: {len(nodes)} points of a {design.kind}, {effective:.1f} effective"
+    )
+    verdict = _judge(factors, posterior, mode, design, effective)
+    trouble = verdict.trouble
+    if unconverged > LARGEST_UNCONVERGED:
+        trouble = f"{100 * unconverged:.3g} % of the weight is on EP runs that did not converge"
     return EPMixture(
         weights,
         means,
@@ -176,13 +188,15 @@ def _mix(
         names=target.names,
         target=target,
         method="ep",
-        converged=unconverged < 0.01 and (kind == "lattice" or effective > 10),
-        log_evidence=log_evidence,
+        converged=not trouble,
+        trouble=trouble,
+        log_evidence=design.log_evidence,
         diagnostics={
-            "ep_runs": float(runs),
+            "ep_runs": float(posterior.runs),
             "design_points": float(len(nodes)),
             "effective_points": effective,
             "unconverged_share": unconverged,
+            **verdict.figures,
         },
         hyper=HyperParameters(names, mode.phi, phi, weights, order, summary),
         loo=loo,

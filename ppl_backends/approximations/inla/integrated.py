@@ -19,7 +19,7 @@ from scipy.special import log_ndtr, logsumexp
 
 from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE
 from ppl_backends.approximations.hyper import HyperParameters, climb, design_around
-from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, other_hyper_mode, share_around
+from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, judge_design
 from ppl_backends.approximations.inla.latent import GAIN, LatentFit, fit_latent
 from ppl_backends.approximations.inla.result import WithMarginals
 from ppl_backends.approximations.marginals import Marginals, chosen
@@ -35,8 +35,6 @@ HYPER_GRID = 121  # points of each hyper-parameter, for the interpolation
 MOST_SKEWED = 0.95  # skew normal densities have less than 0.995
 LARGEST_SKEWNESS = 1.0
 SD_RANGE = (0.8, 1.25)  # of the standard deviations over those of the Gaussian at the mode
-SMALLEST_EFFICIENCY = 0.25  # of the weights of a net of φ
-LARGEST_AROUND = 0.1  # share of the mass that a net does not cover
 LARGEST_SHARE = 0.2  # of the weights, at points of φ where the fit is in trouble
 DIFFERENCE = 0.02  # in φ, for the gradient of its log posterior
 
@@ -132,11 +130,11 @@ class IntegratedLaplace(WithMarginals):
     trouble : str
         The reason if it did not converge, with its figure.
     diagnostics : dict
-        ``fits``, ``design_points`` and ``effective_points`` of φ, ``other_mode_share`` and ``around_share`` (mass of φ at
-        another mode, and around the points of three and more φ), and at the most probable point
-        ``evidence_correction`` (terms of second order), ``mean_shift`` (largest distance of a mean from the mode, in
-        standard deviations), ``sd_ratio`` (the ratio, farthest from one, of a standard deviation to that of the
-        Gaussian at the mode) and ``skewness`` (largest).
+        ``fits``, ``design_points`` and ``effective_points`` of φ, ``other_mode_share``, ``around_share`` and
+        ``edge_share`` (mass of φ at another mode and around a net, and weight of the points where they end before
+        the density is low), and at the most probable point ``evidence_correction`` (terms of second order),
+        ``mean_shift`` (largest distance of a mean from the mode, in standard deviations), ``sd_ratio`` (the ratio,
+        farthest from one, of a standard deviation to that of the Gaussian at the mode) and ``skewness`` (largest).
 
     Examples
     --------
@@ -219,8 +217,7 @@ def integrate(described: Any, target: BaseTarget) -> IntegratedLaplace:
     if posterior.node(start + 0.1) is None:
         raise ModelError(f"{target.label}: {described.refusal(start + 0.1)}")
     mode = climb(posterior, start + 0.1)
-    design, kind = design_around(posterior, mode)
-    share, place = other_hyper_mode(posterior, mode, design, described.dispersed(STARTS, np.random.default_rng(0)))
+    design = design_around(posterior, mode)
     log_weights = design.log_weights - logsumexp(design.log_weights)
     kept = np.flatnonzero(log_weights > np.log(SMALLEST_SHARE))
     nodes = [_improved(described, design.nodes[k]) for k in kept]
@@ -232,25 +229,19 @@ def integrate(described: Any, target: BaseTarget) -> IntegratedLaplace:
     effective = float(1 / (weights @ weights))
     names = tuple(described.hyper_names)
     points = np.stack([node.phi for node in nodes])
-    marginals = _interpolated(names, nodes) if kind == "lattice" else _kernels(names, points, weights, design.spread)
-    what = f"INLA over {', '.join(names)}: {len(nodes)} points of a {kind}, {effective:.1f} effective"
+    marginals = (
+        _interpolated(names, nodes) if design.cell is not None else _kernels(names, points, weights, design.spread)
+    )
+    what = f"INLA over {', '.join(names)}: {len(nodes)} points of a {design.kind}, {effective:.1f} effective"
     order = np.array([node.log_posterior for node in nodes])
     hyper = HyperParameters(names, mode.phi, points, weights, order, what)
-    around = share_around(posterior, mode, design) if kind != "lattice" else 0.0
-    figures = {"fits": float(posterior.runs), "design_points": float(len(nodes)), "effective_points": effective}
-    figures |= {"other_mode_share": share, "around_share": around}
-    trouble = ""
-    if kind != "lattice" and effective < SMALLEST_EFFICIENCY * len(design.nodes):
-        trouble = (
-            f"only {effective:.0f} of {len(design.nodes)} points of φ are effective, so they miss part of its posterior"
-        )
-    elif around > LARGEST_AROUND:
-        trouble = f"a region of the hyper-parameters around the points has {around:.0%} of the mass"
-    elif share > NEGLIGIBLE_SHARE and place is not None:
-        at = ", ".join(f"{name} = {value:.3g}" for name, value in zip(names, place, strict=True))
-        trouble = f"another mode of the hyper-parameters, at {at}, has {share:.0%} of the mass of both"
-    elif (of_latent := described.other_mode_share(max(nodes, key=lambda node: node.log_posterior))) > NEGLIGIBLE_SHARE:
-        trouble = f"given the hyper-parameters another mode has {of_latent:.0%} of the mass of both"
+    starts = described.dispersed(STARTS, np.random.default_rng(0))
+    trouble, figures = judge_design(posterior, mode, design, effective, names, starts)
+    figures |= {"fits": float(posterior.runs), "design_points": float(len(nodes)), "effective_points": effective}
+    if not trouble:
+        of_latent = described.other_mode_share(max(nodes, key=lambda node: node.log_posterior))
+        if of_latent > NEGLIGIBLE_SHARE:
+            trouble = f"given the hyper-parameters another mode has {of_latent:.0%} of the mass of both"
     return _result(described, target, nodes, hyper, marginals, log_evidence, figures, trouble, design.spread)
 
 
