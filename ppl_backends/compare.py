@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ppl_backends.approximations.base import Approximation
-from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.marginal_likelihood import Evidence, evidence
 from ppl_backends.numerics.weights import LARGEST_PARETO_K
 from ppl_backends.options import checked, instance, none
@@ -143,7 +143,7 @@ def compare_evidence(
     troubles = [*_troubles(table), *_other_data(results)]
     table.attrs["warnings"] = "; ".join(troubles)
     for trouble in troubles:
-        warnings.warn(f"compare_evidence: {trouble}", ApproximationWarning, stacklevel=3)
+        warnings.warn(f"compare_evidence: {trouble}", ApproximationWarning, stacklevel=user_level())
     return table
 
 
@@ -273,6 +273,10 @@ def _of_draws(name: str, result: Any) -> _Entry:
     key = "elbo" if bound else "log_evidence"
     if not np.isfinite(float(attrs.get(key, np.nan))):
         said = f"the result of {attrs['method']}" if "method" in attrs else "its InferenceData"
+        if float(attrs.get("complete", 1)) == 0:
+            raise ModelError(
+                f"model {name!r}: {said} has no evidence, because the run was stopped early; repeat the call that made it"
+            )
         raise ModelError(f"model {name!r}: {said} has no evidence; give a pair (draws, model)")
     exact = attrs.get("accuracy", "exact") == "exact"
     trusted = bool(attrs.get("log_evidence_trusted", attrs.get("converged", 1)))
@@ -343,11 +347,15 @@ def _troubles(table: pd.DataFrame) -> list[str]:
     kinds = sorted(set(table["kind"]))
     if len(kinds) > 1:
         said.append(
-            f"{' and '.join(kinds)} are compared with each other: differences hold errors of unknown sign and size"
+            f"{' and '.join(kinds)} are compared with each other, so differences have errors of unknown sign and size: use "
+            "sample_importance or sample_smc for all models"
         )
     doubtful = list(table.index[~table["trusted"]])
     if doubtful:
-        said.append(f"the figures of {', '.join(map(str, doubtful))} did not pass their method's own checks")
+        said.append(
+            f"the figures of {', '.join(map(str, doubtful))} did not pass their method's own checks: read the warnings of "
+            "these results first"
+        )
     return said
 
 

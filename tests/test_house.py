@@ -68,6 +68,17 @@ def test_files_functions_and_signatures_are_of_a_readable_size(file):
             assert len([each for each in given if each.arg != "self"]) <= MOST_PARAMETERS, name
 
 
+def test_warnings_point_at_the_line_of_the_user():
+    """``user_level()`` counts the frames of the package; a fixed number is wrong when a host calls the same function."""
+    found = [
+        f"{file.relative_to(PACKAGE)}:{node.value.lineno}"
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.keyword) and node.arg == "stacklevel" and isinstance(node.value, ast.Constant)
+    ]
+    assert not found
+
+
 def test_capabilities_are_declared_not_probed():
     found = [f"{file.relative_to(PACKAGE)}:{line}" for file in FILES for line in probes(ast.parse(file.read_text()))]
     ours = [place for place in found if not place.startswith(tuple(FOREIGN))]

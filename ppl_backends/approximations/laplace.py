@@ -19,7 +19,7 @@ from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE, judge_elsewh
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.newton import LARGEST_DENSE_DIM, ModeCheck, check_mode, climb
 from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
-from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.options import array, checked, choice, instance, integer, none
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
@@ -114,7 +114,7 @@ def fit_laplace(
         q = _judged(q, *judge_elsewhere(target, q))
     if q.trouble:
         text = f"Laplace approximation of {target.label}: {q.trouble}{_advice(q)}"
-        warnings.warn(text, ApproximationWarning, stacklevel=3)
+        warnings.warn(text, ApproximationWarning, stacklevel=user_level())
     return q
 
 

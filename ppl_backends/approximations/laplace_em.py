@@ -17,7 +17,7 @@ import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.verdict import POINTS, judge_gaussian
-from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.numerics.newton import Expansion, climb_concave
 from ppl_backends.options import checked, integer, number
@@ -91,7 +91,7 @@ def fit_laplace_em(
     if not found.settled:
         trouble = f"not settled after {max_iterations} iterations; increase max_iterations"
     if trouble:
-        warnings.warn(f"Laplace-EM of {target.label}: {trouble}", ApproximationWarning, stacklevel=3)
+        warnings.warn(f"Laplace-EM of {target.label}: {trouble}", ApproximationWarning, stacklevel=user_level())
     figures = dict(verdict.figures) | {"iterations": float(found.iterations)}
     return q.replaced(converged=not trouble, trouble=trouble, diagnostics=figures)
 

@@ -14,7 +14,7 @@ from ppl_backends.approximations.hyper import GRID_DIM
 from ppl_backends.approximations.laplace import gaussian_at_mode
 from ppl_backends.approximations.modes import find_other_mode, with_other_modes
 from ppl_backends.approximations.variational import fit_vi
-from ppl_backends.errors import ApproximationWarning, FactorSearchError, ModelError
+from ppl_backends.errors import ApproximationWarning, FactorSearchError, ModelError, user_level
 from ppl_backends.options import has_moments
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.protocol import BaseTarget
@@ -62,7 +62,7 @@ def warn_if_poor(target: BaseTarget, approximation: Any, argument: str, instead:
         text = (
             f"{argument}: the Laplace approximation of {target.label} is a poor start: {approximation.trouble}{instead}"
         )
-        warnings.warn(text, ApproximationWarning, stacklevel=5)
+        warnings.warn(text, ApproximationWarning, stacklevel=user_level())
 
 
 def _fit(target: BaseTarget, name: str, random_seed: SeedLike, argument: str) -> Any:
@@ -87,7 +87,7 @@ def _ep_where_it_works(target: BaseTarget) -> Any:
             warnings.simplefilter("ignore", ApproximationWarning)
             approximation = fit_ep(target)
     except FactorSearchError as failure:  # a fault of the search, not of the model
-        warnings.warn(f"{failure}; 'auto' uses Laplace instead of EP", ApproximationWarning, stacklevel=6)
+        warnings.warn(f"{failure}; 'auto' uses Laplace instead of EP", ApproximationWarning, stacklevel=user_level())
         return None
     except (ModelError, LinAlgError):
         return None

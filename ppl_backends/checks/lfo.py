@@ -22,7 +22,7 @@ from scipy.special import logsumexp
 
 from ppl_backends.checks.moving import Cloud, largest_k, move_draws
 from ppl_backends.checks.predictive import elpd_data
-from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
+from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
 from ppl_backends.numerics.weights import pareto_k
 from ppl_backends.options import checked, integer, none
 from ppl_backends.random import spawn_generators
@@ -300,5 +300,5 @@ def _warn(k: Array, limit: float) -> None:
             f"lfo: Pareto k of {bad} of {len(k)} predicted observations is above {limit:.2f} (largest {k.max():.2f}): "
             "increase max_refits or draws",
             SamplerWarning,
-            stacklevel=4,
+            stacklevel=user_level(),
         )

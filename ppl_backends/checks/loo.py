@@ -20,7 +20,7 @@ from scipy.special import logsumexp
 
 from ppl_backends.checks.moving import MEMORY_LEFT, Cloud, cloud_of, largest_k, memory_of, move_draws
 from ppl_backends.checks.predictive import elpd_data, log_mean
-from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.marginal_likelihood.draws import convergence_of, distrust_of_draws, read_draws
 from ppl_backends.numerics.weights import normalised_weights, smoothed_weights
 from ppl_backends.options import checked, flag, integer, none, number
@@ -143,7 +143,7 @@ def _warn(reasons: list[str], k: Array, limit: float, memory: float) -> None:
         said = f"draws moved to a posterior without a row did not mix (autocorrelation {memory:.2f}): increase draws"
         reasons = [*reasons, said]
     for reason in reasons:
-        warnings.warn(f"loo_moment_match: {reason}", SamplerWarning, stacklevel=4)
+        warnings.warn(f"loo_moment_match: {reason}", SamplerWarning, stacklevel=user_level())
 
 
 class Fit(NamedTuple):

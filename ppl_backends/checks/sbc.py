@@ -22,7 +22,7 @@ import xarray as xr
 
 from ppl_backends.checks.methods import METHODS, draws_of
 from ppl_backends.checks.uniformity import chi_squared, ecdf_p_values
-from ppl_backends.errors import ModelError, PPLBackendsWarning, PriorSamplingError, SamplerWarning
+from ppl_backends.errors import ModelError, PPLBackendsWarning, PriorSamplingError, SamplerWarning, user_level
 from ppl_backends.options import checked, choice, function, instance, integer, none
 from ppl_backends.parallel import map_independent
 from ppl_backends.progress import ChainProgress
@@ -250,7 +250,7 @@ def sbc(
         raise ModelError(f"{target.label}: no simulation has a result; the first failed with: {failed[0]}")
     if failed:
         text = f"sbc: {len(failed)} of {n} simulations failed and are left out (the first with: {failed[0]}): change options="
-        warnings.warn(text, SamplerWarning, stacklevel=3)
+        warnings.warn(text, SamplerWarning, stacklevel=user_level())
     rank, true, mean, sd = (np.stack([outcome[k] for outcome in found]) for k in range(4))
     return Calibration(
         ranks=rank,

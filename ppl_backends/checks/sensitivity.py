@@ -32,7 +32,7 @@ from ppl_backends.checks.moving import (
     move_draws,
     units_after,
 )
-from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.marginal_likelihood.draws import convergence_of, distrust_of_draws, read_draws
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, smoothed_weights
 from ppl_backends.numerics.weights import systematic_resampling as resample
@@ -265,7 +265,7 @@ def sensitivity(
         scaled[name, power] = _scale(target, cloud, components[name], log_terms[name], power, method, draws, rng)
     reasons += _not_mixed(scaled)
     for reason in reasons:
-        warnings.warn(f"sensitivity: {reason}", SamplerWarning, stacklevel=3)
+        warnings.warn(f"sensitivity: {reason}", SamplerWarning, stacklevel=user_level())
     whole = Scaled(cloud.x, np.full(len(cloud.x), 1 / len(cloud.x)), cloud.unit, -np.inf, float(len(cloud.x)), False)
     quantities = _quantities(target, var_names)
     compared = compare(

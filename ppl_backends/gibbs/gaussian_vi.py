@@ -29,7 +29,7 @@ from scipy.optimize import minimize
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.given import as_approximation
-from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.gibbs.losses import Expectation, Loss, PairLoss, Weighted
 from ppl_backends.gibbs.posterior import GibbsPosterior
 from ppl_backends.gibbs.risks import LinearRisk
@@ -280,7 +280,7 @@ def as_result(posterior: GibbsPosterior, solution: Solution, family: str, trace:
             f"VI stopped after {solution.iterations} iterations before its tolerance (gap {solution.gap:.2g} nats): increase "
             "max_iterations",
             ApproximationWarning,
-            stacklevel=3,
+            stacklevel=user_level(),
         )
     return result
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from ppl_backends.errors import ApproximationWarning, ModelError, SamplerWarning
+from ppl_backends.errors import ApproximationWarning, ModelError, SamplerWarning, user_level
 from ppl_backends.gibbs.auc import auc_risk
 from ppl_backends.gibbs.certificates import certify
 from ppl_backends.gibbs.fit import FAMILY, fit_gibbs_vi, fit_gibbs_vi_path
@@ -190,7 +190,7 @@ def choose_learning_rate(
             f"leaving folds out of the particles at λ = {rates[best]:.4g} gives Pareto k {pareto_k[best]:.2f}: "
             "use more folds or fit='vi'",
             SamplerWarning,
-            stacklevel=3,
+            stacklevel=user_level(),
         )
     chosen = posterior.with_learning_rate(rates[best])._tuned(
         *posterior.tuning, TuningRecord("learning rate", method, len(rates))

@@ -22,7 +22,7 @@ from scipy.stats.qmc import Sobol
 
 from ppl_backends.approximations.missed_modes import LostMode, find_missed_mode, lost_mode_reason, with_missed_mode
 from ppl_backends.approximations.resolve import resolve_start, warn_if_poor
-from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
+from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, OutsidePoints
 from ppl_backends.importance.proposals import Proposal, make_proposal
 from ppl_backends.importance.tails import with_tails
@@ -215,7 +215,7 @@ def sample_importance(
     )
     if trouble:
         text = f"importance sampling from the {named} proposal: {trouble}: use sample_smc, which moves the points"
-        warnings.warn(text, SamplerWarning, stacklevel=3)
+        warnings.warn(text, SamplerWarning, stacklevel=user_level())
     integral = stated_integral(target)
     return build_inference_data(
         target,

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.adaptation import Adaptation
 from ppl_backends.kernels.algorithm import Algorithm, ChainState, Statistics
 from ppl_backends.kernels.doubly_intractable import DoublyIntractable
@@ -239,7 +239,7 @@ class AuxiliaryVariableMethod(Algorithm):
         """Warn once that the run is approximate, with the estimated error."""
         self._warned = True
         reasons = self._reasons([*state.checks, *errors])
-        warnings.warn(f"{self.name} is approximate: {'; '.join(reasons)}", SamplerWarning, stacklevel=2)
+        warnings.warn(f"{self.name} is approximate: {'; '.join(reasons)}", SamplerWarning, stacklevel=user_level())
 
     def _reasons(self, errors: list[float]) -> list[str]:
         reasons = []

@@ -78,6 +78,15 @@ def read_draws(source: Any, target: BaseTarget, model: Any = None) -> Draws:
     )
 
 
+def _refuse_unfinished(attrs: Mapping[Any, Any]) -> None:
+    """Refuse draws of a run from the prior, or over rows, that was stopped before it reached the posterior."""
+    if float(attrs.get("complete", 1)) == 0 and "log_evidence_trusted" in attrs and "log_evidence" not in attrs:
+        raise ModelError(
+            f"idata is of a run of {attrs.get('method', 'SMC')} that stopped before it reached the posterior (attribute "
+            "complete is 0): repeat the call that made it; with a checkpoint it continues"
+        )
+
+
 def _as_inference_data(source: Any) -> Any:
     """Return the given draws as InferenceData."""
     if is_inference_data(source):
@@ -86,6 +95,7 @@ def _as_inference_data(source: Any) -> Any:
         except KeyError:
             raise ModelError("idata has no group posterior: expected draws of a sampler") from None
         _require_chains(posterior)
+        _refuse_unfinished(posterior.attrs)
         return source
     if isinstance(source, xr.Dataset):
         _require_chains(source)

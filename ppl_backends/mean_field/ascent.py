@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import gammaln
 
-from ppl_backends.errors import ApproximationWarning
+from ppl_backends.errors import ApproximationWarning, user_level
 from ppl_backends.progress import ChainProgress
 from ppl_backends.targets.protocol import Array
 
@@ -69,7 +69,7 @@ def best_of(
     return best, np.array(bounds)
 
 
-def warn_unconverged(what: str, run: Ascent, stacklevel: int = 4) -> None:
+def warn_unconverged(what: str, run: Ascent) -> None:
     """Warn that the largest number of sweeps was reached, with the last increase of the bound."""
     if not run.converged:
         rise = float(run.trace[-1] - run.trace[-2]) if len(run.trace) > 1 else float("nan")
@@ -77,7 +77,7 @@ def warn_unconverged(what: str, run: Ascent, stacklevel: int = 4) -> None:
             f"{what}: not converged in {len(run.trace)} sweeps, the last of which raised the bound by {rise:.3g}: increase "
             "max_sweeps",
             ApproximationWarning,
-            stacklevel=stacklevel,
+            stacklevel=user_level(),
         )
 
 

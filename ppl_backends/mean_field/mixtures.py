@@ -416,7 +416,7 @@ def _select(
         found[k] = best_of(text, starts(), tries, tolerance, max_sweeps, progressbar)
     selection = {int(k): float(run.trace[-1]) for k, (run, _) in found.items()}
     run, bounds = found[max(selection, key=lambda k: selection[k])]
-    warn_unconverged(description.lower(), run, stacklevel=5)
+    warn_unconverged(description.lower(), run)
     return run.state._result_of(run, bounds, selection)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.model_search.enumeration import Enumerated, enumerate_models
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.table import EVIDENCES, can_enumerate, make_evidence
@@ -191,7 +191,9 @@ def select_variables(
         runs = run_searches(space, chosen, draws, generators, executor, progressbar, saved)
         found, attrs, stats = runs.searched, _of_runs(runs), stage_stats(runs.runs)
         if attrs["warnings"]:
-            warnings.warn(f"select_variables: {attrs['warnings']}: increase draws", SamplerWarning, stacklevel=3)
+            warnings.warn(
+                f"select_variables: {attrs['warnings']}: increase draws", SamplerWarning, stacklevel=user_level()
+            )
     return search_inference_data(
         form,
         space,

@@ -113,13 +113,22 @@ def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) ->
     reached = [run.stages[-1].beta for run in runs if not run.complete]
     why = "interrupted: " if interrupted else ""
     if finished:
-        return finished, f"{why}{chains - len(finished)} of {chains} chains stopped before beta = 1 and are left out"
-    return list(runs), f"{why}all chains stopped before beta = 1 (at {min(reached):.3g})"
+        left = f"{chains - len(finished)} of {chains} chains stopped before beta = 1 and are left out"
+        return finished, f"{why}{left}: accept fewer chains, or repeat the call (a checkpoint continues the run)"
+    return list(runs), (
+        f"{why}all chains stopped before beta = 1 (at {min(reached):.3g}), so the draws are not of the posterior and there "
+        "is no evidence: repeat the call with enough time (a checkpoint continues the run)"
+    )
 
 
 def distrust(figures: Figures, chains_kept: bool = False, names: Sequence[str] = ()) -> list[str]:
-    """Return reasons, each with its figure, not to trust the evidence and the draws; empty for a healthy result."""
+    """Return reasons, each with its figure, not to trust the evidence and the draws; empty for a healthy result.
+
+    Runs that did not reach the posterior are not judged.
+    """
     runs, evidence = figures.runs, figures.evidence
+    if not all(run.complete for run in runs):
+        return []
     reasons = _not_mixed(runs, chains_kept) + _misses_a_neck(figures, names)
     reasons += _few_particles(figures) + _cut_off(runs) + _apart(figures, names) + _lost(figures, names)
     if evidence.runs_disagree:

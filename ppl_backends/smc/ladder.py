@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 from scipy.special import logsumexp
 
-from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, smoothed_weights
 from ppl_backends.options import checked, none, number
 from ppl_backends.results.inference_data import group, inference_data
@@ -187,7 +187,7 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
             f"reweight: Pareto k is {pareto_k:.2f}, and above 0.7 weights cannot be trusted: run sample_smc on the new "
             "model"
         )
-        warnings.warn(message, SamplerWarning, stacklevel=3)
+        warnings.warn(message, SamplerWarning, stacklevel=user_level())
     return Reweighted(np.concatenate(points), log_weight, pareto_k, ess, log_evidence, np.array(betas))
 
 

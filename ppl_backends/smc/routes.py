@@ -14,7 +14,7 @@ from ppl_backends.approximations.given import is_poor_start
 from ppl_backends.approximations.modes import with_other_modes
 from ppl_backends.approximations.resolve import resolve_approximation, resolve_start, warn_if_poor
 from ppl_backends.approximations.variational import fit_vi
-from ppl_backends.errors import ApproximationWarning, ModelError, PriorSamplingError, SamplerWarning
+from ppl_backends.errors import ApproximationWarning, ModelError, PriorSamplingError, SamplerWarning, user_level
 from ppl_backends.importance.tails import with_tails
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.smoothed import SmoothedCycle
@@ -41,7 +41,9 @@ def choose_path(
         try:
             return prior_path(target, rng, kernel, settings)
         except PriorSamplingError as error:
-            warnings.warn(f"{error}; starting from the Laplace approximation instead", SamplerWarning, stacklevel=4)
+            warnings.warn(
+                f"{error}; starting from the Laplace approximation instead", SamplerWarning, stacklevel=user_level()
+            )
             initial = name = "laplace"
     if name == "given":
         approximation = resolve_approximation(target, initial, random_seed=rng, argument="initial")
@@ -60,7 +62,7 @@ def _approximation_path(
         if path is None:
             raise
         text = f"initial: the model has no Laplace approximation ({error}); starting from the prior instead"
-        warnings.warn(text, SamplerWarning, stacklevel=5)
+        warnings.warn(text, SamplerWarning, stacklevel=user_level())
         return path
     if name == "laplace":
         approximation = with_other_modes(target, approximation)

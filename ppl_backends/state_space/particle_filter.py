@@ -12,7 +12,7 @@ import xarray as xr
 from scipy.special import logsumexp
 
 import ppl_backends
-from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.particle.paths import drawn_paths, traced
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.options import checked, choice, increasing, instance, integer, number
@@ -128,7 +128,7 @@ def particle_filter(
     if filters.model.log_transition is None:
         alarms += _few_ancestors(history)
     for alarm in alarms:
-        warnings.warn(alarm, SamplerWarning, stacklevel=3)
+        warnings.warn(alarm, SamplerWarning, stacklevel=user_level())
     attrs = {
         "inference_library": "ppl_backends",
         "inference_library_version": ppl_backends.__version__,

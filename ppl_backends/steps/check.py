@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.options import checked, integer
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import flat_draws, group, inference_data
@@ -142,6 +142,6 @@ def check_subsets(idata: Any) -> dict[str, float]:
             f"the subsets hardly moved: z(U) has an effective sample size of {found['ess_of_z']:.0f}, and that of the "
             "parameters does not show the shift of the posterior: use more swaps, a larger subset, or correction='gradient'",
             SamplerWarning,
-            stacklevel=3,
+            stacklevel=user_level(),
         )
     return found

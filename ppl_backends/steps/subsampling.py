@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.approximations.resolve import resolve_approximation
-from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.subsampling import control
 from ppl_backends.kernels.subsampling.exact import Scalable, Tuna
 from ppl_backends.kernels.subsampling.informed import FEWEST_SWAPS, Informed, curvature_variance
@@ -59,7 +59,7 @@ class _SubsamplingStep(Step):
                 f"this step does not move {others}, and a step of PyMC's for them evaluates all {rows.n:,} rows every "
                 "time: leave out vars, so that this step moves all variables, or move the others on a subset too",
                 SamplerWarning,
-                stacklevel=5,
+                stacklevel=user_level(),
             )
         return rows
 
@@ -381,7 +381,7 @@ class InformedSubsampling(_SubsamplingStep):
                 f"subsets of {subset} rows hardly move: {moves:.2g} swaps are accepted per step: use at least "
                 f"{healthy:.0f} rows or correction='curvature', and check the ESS of z_first",
                 SamplerWarning,
-                stacklevel=3,
+                stacklevel=user_level(),
             )
         return _announced(RowsAlgorithm(kernel), rng)
 
@@ -442,7 +442,7 @@ def _warn_of_variance(subset: int, variance: float) -> None:
             f"the estimated log likelihood has variance {variance / subset:.2g} with {subset} rows, and should have at most "
             f"one: use {np.ceil(variance):.0f} rows, or a step on all data if the posterior is far from Gaussian",
             SamplerWarning,
-            stacklevel=4,
+            stacklevel=user_level(),
         )
 
 
@@ -466,7 +466,7 @@ def _announced(algorithm: RowsAlgorithm, rng: np.random.Generator) -> RowsAlgori
         f"moves about the mode, and the total variation error of a chain that mixes is at most a multiple of it"
         f"{_predicted(algorithm.kernel)}",
         SamplerWarning,
-        stacklevel=4,
+        stacklevel=user_level(),
     )
     return algorithm
 

@@ -73,11 +73,16 @@ def test_a_run_that_does_not_mix_says_so():
 
 
 def test_running_out_of_time_is_marked_and_warned_of():
-    with pytest.warns(SamplerWarning, match="stopped before beta = 1"):
+    with pytest.warns(SamplerWarning, match=r"stopped before beta = 1 .* repeat the call [^;]*$") as caught:
         idata = smc(max_time=0.0)
+    assert len(caught) == 1
     attrs = group(idata, "posterior").attrs
     assert attrs["complete"] == 0
     assert attrs["accuracy"] == "approximate"
+    with pytest.raises(ModelError, match="stopped before it reached the posterior"):
+        pb.evidence(idata, KNOWN.target)
+    with pytest.raises(ModelError, match="stopped early"):
+        pb.compare_evidence({"unfinished": idata, "other": idata})
     assert "log_evidence" not in attrs
 
 

@@ -16,7 +16,7 @@ from ppl_backends.approximations.ep.parallel import EPRun, Options, Sites, run_p
 from ppl_backends.approximations.ep.reduction import Reduction
 from ppl_backends.approximations.ep.result import EPApproximation, leave_one_out, leave_out_normal
 from ppl_backends.approximations.ep.shards import EPSites, SiteState
-from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM, Gaussian
 from ppl_backends.options import checked, choice, instance, integer, none, number
 from ppl_backends.random import SeedLike
@@ -347,7 +347,7 @@ def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
             f"{MAX_INTERACTION}), so means and standard deviations may be off by 10 % of a standard deviation or more: check "
             "with sample_smc",
             ApproximationWarning,
-            stacklevel=4,
+            stacklevel=user_level(),
         )
     elif _a_site_weighs_much(given.sites):
         errors = given.sd_errors()
@@ -359,7 +359,7 @@ def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
                 f"estimate (limit {100 * MAX_ERROR:.0f} %), because the posterior is far from Gaussian: check with "
                 "sample_smc",
                 ApproximationWarning,
-                stacklevel=4,
+                stacklevel=user_level(),
             )
     return result.replaced(diagnostics=result.diagnostics | found)
 
@@ -382,7 +382,9 @@ def _a_site_weighs_much(sites: EPSites) -> bool:
 def _warn_mixture(result: EPMixture) -> None:
     if not result.converged:
         instead = "fraction=0.5 or sample_smc" if "EP runs" in result.trouble else "sample_smc"
-        warnings.warn(f"{result.hyper.summary}; {result.trouble}: use {instead}", ApproximationWarning, stacklevel=4)
+        warnings.warn(
+            f"{result.hyper.summary}; {result.trouble}: use {instead}", ApproximationWarning, stacklevel=user_level()
+        )
 
 
 def _warn(result: EPApproximation) -> None:
@@ -392,5 +394,5 @@ def _warn(result: EPApproximation) -> None:
             f"EP did not converge in {int(figures['sweeps'])} sweeps: relative change {figures['change']:.2g}, "
             f"{int(figures['failed_sites'])} failed sites: use fraction=0.5, schedule='sequential' or sample_smc",
             ApproximationWarning,
-            stacklevel=4,
+            stacklevel=user_level(),
         )

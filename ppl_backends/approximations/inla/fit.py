@@ -20,7 +20,7 @@ from ppl_backends.approximations.inla.result import INLAApproximation
 from ppl_backends.approximations.laplace import find_mode
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
-from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM
 from ppl_backends.options import array, checked, choice, entries, instance, integer, none
 from ppl_backends.progress import ChainProgress
@@ -146,7 +146,7 @@ def fit_inla(
         progress.update(0, 1.0)
     if result.trouble:
         text = f"INLA of {target.label}: {result.trouble}: use sample_smc, which draws from the posterior itself"
-        warnings.warn(text, ApproximationWarning, stacklevel=3)
+        warnings.warn(text, ApproximationWarning, stacklevel=user_level())
     return result
 
 

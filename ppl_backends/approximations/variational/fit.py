@@ -28,7 +28,7 @@ from ppl_backends.approximations.variational.faults import faults, faults_elsewh
 from ppl_backends.approximations.variational.sample_average import fit_fixed_samples
 from ppl_backends.approximations.variational.schedules import SubsetTarget, check_minibatch, fit_stochastic
 from ppl_backends.approximations.variational.score import LARGEST_FULL_RANK_DIM, fit_by_scores
-from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.options import (
     approximation,
@@ -222,7 +222,9 @@ def fit_vi(
         found = found or faults_of_width(target, q, bound)
     if found:
         q = q.replaced(converged=False, trouble="; ".join(found))
-        warnings.warn(f"variational inference, {q.family} family: {q.trouble}", ApproximationWarning, stacklevel=3)
+        warnings.warn(
+            f"variational inference, {q.family} family: {q.trouble}", ApproximationWarning, stacklevel=user_level()
+        )
     return q
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.simulators.abc.calls import Simulator, believed, measured, repeats
 from ppl_backends.simulators.abc.discrepancy import SUMMARIES, Discrepancy, by_rows
 from ppl_backends.simulators.abc.kernels import log_kernel_volume
@@ -218,7 +218,7 @@ class AbcProblem:
                     f"sample_abc: simulator '{simulator.name}' gave different data in two calls with the same seed, so "
                     "random_seed does not determine the result: draw all random numbers from the rng it is given",
                     SamplerWarning,
-                    stacklevel=5,
+                    stacklevel=user_level(),
                 )
             chosen.append(simulator)
         self.experiment = Experiment(tuple(chosen), *self._rest())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.errors import SamplerWarning
+from ppl_backends.errors import SamplerWarning, user_level
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.results import build_inference_data
 from ppl_backends.simulators.abc.adjustment import adjusted
@@ -143,7 +143,7 @@ def to_inference_data(
 ) -> Any:
     """Return the result as InferenceData, and warn of its faults."""
     if found.trouble:
-        warnings.warn(f"sample_abc: {found.trouble}", SamplerWarning, stacklevel=5)
+        warnings.warn(f"sample_abc: {found.trouble}", SamplerWarning, stacklevel=user_level())
     experiment = problem.experiment
     log_evidence, error, df, source = found.evidence
     attrs = {

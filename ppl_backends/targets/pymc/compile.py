@@ -14,7 +14,7 @@ import pytensor
 from pytensor.gradient import NullTypeGradError
 from pytensor.graph.basic import Variable
 
-from ppl_backends.errors import BackendWarning, CompilationError, ModelError
+from ppl_backends.errors import BackendWarning, CompilationError, ModelError, user_level
 from ppl_backends.numerics.differences import STEP, central_differences
 from ppl_backends.targets.blocks import block_cap, pad_rows
 from ppl_backends.targets.jax_process import check_process
@@ -224,7 +224,7 @@ class CompiledGraph:
                     f"compiled Hessians of {self._model.name or 'the model'} differ from differences of gradients by "
                     f"{error:.2g} of their size, so differences of gradients are used instead"
                 )
-                warnings.warn(message, BackendWarning, stacklevel=2)
+                warnings.warn(message, BackendWarning, stacklevel=user_level())
         return self.hessian_is_right.get(part, True)
 
     def note_fallback(self, backend: str, reasons: Sequence[str]) -> None:
@@ -232,7 +232,7 @@ class CompiledGraph:
         if not self._noted:
             self._noted = True
             message = f"{self._model.name or 'the model'} is compiled with {backend} ({'; '.join(reasons)})"
-            warnings.warn(message, BackendWarning, stacklevel=2)
+            warnings.warn(message, BackendWarning, stacklevel=user_level())
 
 
 def _with_differences(function: Callable[..., Sequence[Array]]) -> Callable[..., list[Array]]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning
+from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.factors import Factors
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, PriorTerms, as_points
@@ -315,7 +315,7 @@ class StanTarget(BaseTarget):
             warnings.warn(
                 f"{self.label}: generated quantities of {refused} of {len(x)} draws failed and are NaN: {why}",
                 SamplerWarning,
-                stacklevel=2,
+                stacklevel=user_level(),
             )
         collected = collect(values, self._model.variables)
         return {name: self._as_declared(name, array) for name, array in collected.items()}
