@@ -21,7 +21,8 @@ from scipy.special import logsumexp
 from ppl_backends.checks.moving import MEMORY_LEFT, Cloud, cloud_of, largest_k, memory_of, move_draws
 from ppl_backends.checks.predictive import elpd_data, log_mean
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
-from ppl_backends.marginal_likelihood.draws import convergence_of, distrust_of_draws, read_draws
+from ppl_backends.marginal_likelihood.draws import read_draws
+from ppl_backends.marginal_likelihood.necks import check_draws
 from ppl_backends.numerics.weights import normalised_weights, smoothed_weights
 from ppl_backends.options import checked, flag, integer, none, number
 from ppl_backends.random import spawn_generators
@@ -109,21 +110,22 @@ def loo_moment_match(
     target = as_target(model, data, cores=cores, **target_options)
     rows = Rows.of(target)
     found = read_draws(idata, target, model)
-    convergence = convergence_of(found, target.names)
+    check_rng, rows_rng = spawn_generators(random_seed, 2)
+    convergence, _, reasons = check_draws(found, target, check_rng)
     cloud = cloud_of(found, convergence.effective)
     posterior = Posterior(cloud.x, found.log_density.ravel())
     log_likelihood = rows.table(cloud.x)
     n, limit = log_likelihood.shape[1], largest_k(len(cloud.x)) if k_threshold is None else k_threshold
     fits = [weigh(-log_likelihood[:, i], log_likelihood[:, i]) for i in range(n)]
     before, sources, memory = np.array([fit.k for fit in fits]), [PSIS] * n, 0.0
-    for i, rng in zip(np.flatnonzero(before > limit), spawn_generators(random_seed, n), strict=False):
+    for i, rng in zip(np.flatnonzero(before > limit), spawn_generators(rows_rng, n), strict=False):
         matched = match_moments(target, posterior, partial(rows, i=int(i)), fits[i], limit, max_iterations)
         if matched.k < fits[i].k:
             fits[i], sources[i] = matched, MATCHED
         if fits[i].k > limit and refit:
             refitted, left = leave_out(target, rows, int(i), cloud.thinned(draws), rng)
             fits[i], sources[i], memory = refitted, REFITTED, max(memory, left)
-    _warn(distrust_of_draws(found, convergence), np.array([fit.k for fit in fits]), limit, memory)
+    _warn(reasons, np.array([fit.k for fit in fits]), limit, memory)
     coords = {"source": ("observation", sources), "k_before": ("observation", before)}
     pointwise = xr.DataArray([fit.elpd for fit in fits], dims="observation", coords={"observation": np.arange(n)})
     pareto_k = pointwise.copy(data=[fit.k for fit in fits]).assign_coords(coords)

@@ -33,7 +33,8 @@ from ppl_backends.checks.moving import (
     units_after,
 )
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
-from ppl_backends.marginal_likelihood.draws import convergence_of, distrust_of_draws, read_draws
+from ppl_backends.marginal_likelihood.draws import read_draws
+from ppl_backends.marginal_likelihood.necks import check_draws
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, smoothed_weights
 from ppl_backends.numerics.weights import systematic_resampling as resample
 from ppl_backends.options import checked, choice, increasing, instance, integer, none, number
@@ -254,14 +255,14 @@ def sensitivity(
     if not target.has_split or target.is_estimated:
         raise ModelError(f"{target.split_problem or target.label + ': the likelihood is an estimate'}")
     found = read_draws(idata, target, model)
-    convergence = convergence_of(found, target.names)
-    reasons = distrust_of_draws(found, convergence)
-    cloud = cloud_of(found, convergence.effective)
     components = _components(target, prior_variables)
     asked = [(name, power) for name in components for power in powers if power != 1]
+    *rngs, check_rng = spawn_generators(random_seed, len(asked) + 1)
+    convergence, _, reasons = check_draws(found, target, check_rng)
+    cloud = cloud_of(found, convergence.effective)
     scaled = dict[tuple[str, float], Scaled]()
     log_terms = {name: component.values(cloud.x) for name, component in components.items()}
-    for (name, power), rng in zip(asked, spawn_generators(random_seed, len(asked)), strict=True):
+    for (name, power), rng in zip(asked, rngs, strict=True):
         scaled[name, power] = _scale(target, cloud, components[name], log_terms[name], power, method, draws, rng)
     reasons += _not_mixed(scaled)
     for reason in reasons:

@@ -11,8 +11,8 @@ from ppl_backends.errors import PPLBackendsWarning, SamplerWarning, user_level
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.importance.sampling import sample_importance
 from ppl_backends.marginal_likelihood.bridging import Bridged, bridge_draws
-from ppl_backends.marginal_likelihood.draws import Convergence, Draws, convergence_of, distrust_of_draws, read_draws
-from ppl_backends.marginal_likelihood.necks import Neck, find_missed_neck
+from ppl_backends.marginal_likelihood.draws import Draws, read_draws
+from ppl_backends.marginal_likelihood.necks import Checked, check_draws
 from ppl_backends.marginal_likelihood.proposals import FITS, SYMMETRIC, WITH_TAILS, choose_proposal, fit_start
 from ppl_backends.marginal_likelihood.result import Evidence
 from ppl_backends.numerics.weights import LARGEST_PARETO_K
@@ -119,11 +119,8 @@ def evidence(
     draws = read_draws(idata, target, model)
     chosen = choose_proposal(draws.x, proposal, _PROPOSALS.get(method, tuple(FITS)))
     call = _Call(target, draws, chosen, *spawn_generators(random_seed, 5))
-    convergence = convergence_of(draws, target.names)
-    about_draws = distrust_of_draws(draws, convergence)
-    neck = None if convergence.chains_disagree else call.neck()
-    if neck is not None and (why := neck.reason(target.names)):
-        about_draws.append(why)
+    checked_draws = check_draws(draws, target, call.check_rng, chosen)
+    about_draws = checked_draws.reasons
     bridged = call.bridge(mirrored=method == "warp3")
     found = call.chosen(method, bridged, bool(about_draws))
     reasons = (*about_draws, *found.reasons)
@@ -143,7 +140,7 @@ def evidence(
         None if integral is None else integral.log_integral,
         0.0 if integral is None else integral.standard_error,
         improper_note(target),
-        _diagnostics(draws, convergence, bridged, neck),
+        _diagnostics(draws, checked_draws, bridged),
         target.observed_data,
     )
 
@@ -169,11 +166,7 @@ class _Call(NamedTuple):
     warp_rng: np.random.Generator
     importance_rng: np.random.Generator
     smc_rng: np.random.Generator
-    neck_rng: np.random.Generator
-
-    def neck(self) -> Neck | None:
-        """Return the effect on the draws of moves that leave the posterior invariant."""
-        return find_missed_neck(self.draws, self.target, FITS[self.proposal], self.neck_rng)
+    check_rng: np.random.Generator
 
     def chosen(self, method: str, bridged: Bridged, draws_are_doubtful: bool) -> _Found:
         """Return the estimate of the named method, or of the one that suits the draws."""
@@ -282,7 +275,8 @@ def _distrust_of_bridge(bridged: Bridged, compare: bool = True) -> list[str]:
     return reasons
 
 
-def _diagnostics(draws: Draws, convergence: Convergence, bridged: Bridged, neck: Neck | None) -> dict[str, float]:
+def _diagnostics(draws: Draws, found: Checked, bridged: Bridged) -> dict[str, float]:
+    convergence, neck, _ = found
     figures = {
         "rhat": convergence.rhat,
         "effective_draws": convergence.effective,

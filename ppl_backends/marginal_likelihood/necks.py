@@ -1,9 +1,11 @@
 """Draws that do not follow the posterior, told from the draws alone: moves that leave it invariant must not change them.
 
-One Hamiltonian trajectory starts at each of some draws, with a step that has its kernel's acceptance rate. Draws of the
-posterior stay distributed as they are, so the mean change of any function is zero within its error. The function here is the
-log density γ over a density q that is fitted to the other halves of the chains. If draws follow another distribution, q is
-close to that one, and the change is positive: its mean after enough moves is the sum of both Kullback–Leibler divergences.
+A Hamiltonian trajectory starts at each of some draws, and more follow it if draws are few, with a step that has its
+kernel's acceptance rate. Draws of the posterior stay distributed as they are, so the mean change of any function is zero
+within its error. The function here is the log density γ over a density q that is fitted to the other halves of the chains.
+If draws follow another distribution, q is close to that one, and the change is positive: its mean after enough moves is
+the sum of both Kullback–Leibler divergences. Draws that cover only a part of the posterior move to where log γ/q is very
+large and variable, so that its mean has a large error; the mean change of its rank has a small one.
 
 A sampler with one step for all places is kept out of the neck of a funnel. R̂ and effective sample sizes are those of
 the part that it visits, and a bridge integrates that part. Trajectories that diverged tell, if the sampler left a
@@ -26,14 +28,14 @@ from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.protocol import Density
 from ppl_backends.kernels.tuning import AcceptanceTuning
 from ppl_backends.marginal_likelihood.bridging import Fit, variance_of_mean
-from ppl_backends.marginal_likelihood.draws import Draws
-from ppl_backends.marginal_likelihood.proposals import fit_gaussian
+from ppl_backends.marginal_likelihood.draws import Convergence, Draws, convergence_of, distrust_of_draws
+from ppl_backends.marginal_likelihood.proposals import FITS, choose_proposal, fit_gaussian
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.coordinates import Coordinates, coordinates_of
 from ppl_backends.smc.health import advice_for_neck
 from ppl_backends.smc.path import BridgePath, PathState
 from ppl_backends.smc.short_steps import SHORTER, energy_error_of, growth_of_a_side, where_energy_errors_are
-from ppl_backends.targets.protocol import Array, BaseTarget
+from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
 _LARGE_ERROR = 3.0  # of a trajectory's energy
 _SUSPECT = 0.01  # share of trajectories with such an error; a Gaussian's have it in fewer than a thousandth
@@ -83,13 +85,36 @@ class Neck(NamedTuple):
         return ""
 
 
-def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.Generator) -> Neck | None:
-    """Return what moves do to the draws; None where there are no gradients, or too many coordinates for a metric.
+class Checked(NamedTuple):
+    """Figures of draws: their convergence, what moves did to them (None if none were made), and reasons for distrust."""
+
+    convergence: Convergence
+    neck: Neck | None
+    reasons: list[str]
+
+
+def check_draws(draws: Draws, target: BaseTarget, rng: np.random.Generator, proposal: str = "auto") -> Checked:
+    """Return the figures of the draws; ``proposal`` names the density that is fitted to them, relative to which they move.
+
+    Chains that disagree are not moved, because their draws are not trusted anyway.
+    """
+    convergence = convergence_of(draws, target.names)
+    reasons = distrust_of_draws(draws, convergence)
+    moves = target.has_gradient and not target.is_estimated and target.dim <= _MOST_COORDINATES
+    if convergence.chains_disagree or not moves:
+        return Checked(convergence, None, reasons)
+    fit = FITS[choose_proposal(draws.x, proposal, tuple(FITS))]
+    neck = find_missed_neck(draws, target, fit, rng)
+    if why := neck.reason(target.names):
+        reasons.append(why)
+    return Checked(convergence, neck, reasons)
+
+
+def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.Generator) -> Neck:
+    """Return what moves do to the draws of a target with gradients.
 
     ``fit`` makes densities of draws, to which their moves are compared.
     """
-    if not target.has_gradient or target.is_estimated or target.dim > _MOST_COORDINATES:
-        return None
     x = draws.x.reshape(draws.n, -1)
     q = fit_gaussian(x)
     path, kernel = BridgePath(target, q).for_moves(gradient=True), Hmc()
@@ -110,6 +135,8 @@ def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.
             tuning = tuning.learn(info, first=False)
         errors = energy_error_of(info)
         large = float(np.mean(np.isfinite(errors) & (errors > _LARGE_ERROR)))
+        for _ in range(_TRIED // len(tried.x) - 1):  # of few draws each moves further
+            moved, _ = coordinates.move(kernel, rng, moved, _density(path), scale)
         drift = _drift(draws, fit, tried, moved, kept)
         if large <= _SUSPECT:
             return Neck(large, drift)
@@ -123,16 +150,26 @@ def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.
 
 
 def _drift(draws: Draws, fit: Fit, before: PathState, after: PathState, kept: slice) -> float:
-    """Return the mean change of log γ/q in its standard errors, with q fitted to the other halves of the chains."""
+    """Return the change of log γ/q in its standard errors, with q fitted to the other halves of the chains.
+
+    It is the larger one of the mean changes of log γ/q and of its rank.
+    """
     first = np.arange(draws.x.shape[1]) < draws.x.shape[1] // 2
     shape = draws.log_density[:, kept].shape
-    change = (after.log_density - before.log_density).reshape(shape)
+    old, new = (points.log_density.reshape(shape).copy() for points in (before, after))
     for half in (first, ~first):
         q, own = fit(draws.x[:, ~half].reshape(-1, draws.x.shape[2])), half[kept]
-        old, new = (q.log_density(_of_half(points.x, shape, own)) for points in (before, after))
-        change[:, own] -= (new - old).reshape(len(change), -1)
-    mean = change.mean(axis=1)
+        for ratio, points in ((old, before), (new, after)):
+            ratio[:, own] -= q.log_density(_of_half(points.x, shape, own)).reshape(shape[0], -1)
     ancestor = None if draws.ancestor is None else draws.ancestor[:, kept]
+    known = np.sort(old, axis=None)
+    ranks = [np.searchsorted(known, v, "left") + np.searchsorted(known, v, "right") for v in (new, old)]
+    return max(_in_standard_errors(change, ancestor) for change in (new - old, (ranks[0] - ranks[1]) / known.size))
+
+
+def _in_standard_errors(change: Array, ancestor: Index | None) -> float:
+    """Return the mean of changes ``(chain, draw)`` in its standard errors; zero if nothing changes."""
+    mean = change.mean(axis=1)
     variance = variance_of_mean(change - mean[:, None], ancestor).mean() / len(mean)
     if len(mean) > 1:
         variance = max(variance, mean.var(ddof=1) / len(mean))

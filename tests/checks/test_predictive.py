@@ -1,12 +1,15 @@
 """Leave-one-out and leave-future-out against quadrature and conjugate predictions."""
 
+import warnings
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy import stats
 from scipy.special import logsumexp
 
 import ppl_backends as pb
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.targets.protocol import BaseTarget, Evaluation, Observations
 
 Y = np.array([0.1, -0.4, 0.5, 0.2, -0.3, 0.0, 6.0])
@@ -76,6 +79,23 @@ def test_bad_weights_of_an_outlier_are_repaired(target):
     assert loo.pareto_k["k_before"].values[-1] > 0.7
     assert loo.pareto_k["source"].values[-1] != "PSIS"
     assert float(loo.pareto_k.max()) < 0.7
+
+
+@pytest.mark.parametrize("call", [partial(pb.loo_moment_match, refit=False), partial(pb.sensitivity, method="weights")])
+def test_draws_of_other_data_or_of_a_part_are_not_trusted(call):
+    rng = np.random.default_rng(3)
+    target, other = Normal(Y[:-1]), Normal(Y[:-1] + 0.3)
+    right, shifted = (
+        pb.sample_importance(one, draws=2000, chains=2, random_seed=1, progressbar=False)["posterior"]["x"].values
+        for one in (target, other)
+    )
+    above = np.stack([chain[chain[:, 0] > np.median(chain[:, 0])] for chain in right])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call({"x": right}, target, random_seed=1)
+    for wrong in (above, shifted):
+        with pytest.warns(SamplerWarning, match="the draws do not follow this density: .* raise it by"):
+            call({"x": rng.permutation(wrong, axis=1)}, target, random_seed=1)
 
 
 def test_arviz_compares_repaired_densities(target):
