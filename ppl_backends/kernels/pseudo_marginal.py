@@ -233,9 +233,14 @@ class EstimatedDensity:
         if zero.any():
             at = np.round(x[np.argmax(zero)], 3)
             raise ModelError(
-                f"every likelihood estimate at the starting point {at} is zero: start elsewhere (initvals=)"
+                f"every likelihood estimate at the starting point {at} is zero{self.why_zero(x[np.argmax(zero)])}; start "
+                "elsewhere (initvals=)"
             )
         return points
+
+    def why_zero(self, x: Array) -> str:
+        """Return why the estimate is zero at a point ``(dim,)``, if that is known."""
+        return ""
 
     def refresh(self, population: EstimatedPoints, rng: np.random.Generator) -> EstimatedPoints:
         """Return the points with a new log density after other coordinates moved; the estimate does not depend on them."""

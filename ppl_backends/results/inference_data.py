@@ -52,10 +52,19 @@ def with_states(idata: Any, states: Array, axis: str, labels: Array) -> Any:
 
     ``axis`` names the rows, and ``labels`` are their coordinates.
     """
-    groups = {name: group(idata, name).drop_vars("states", errors="ignore") for name in group_names(idata)}
+    groups = {name: _without(group(idata, name), "states") for name in group_names(idata)}
     paths = (("chain", "draw", axis, "state")[: states.ndim], states)
     groups["posterior"] = groups["posterior"].assign(states=paths).assign_coords({axis: labels})
     return as_inference_data(groups)
+
+
+def _without(data: xr.Dataset, name: str) -> xr.Dataset:
+    """Return a group without a variable, and without the axes that only this variable has."""
+    if name not in data:
+        return data
+    kept = data.drop_vars(name)
+    used = {dim for variable in kept.data_vars.values() for dim in variable.dims}
+    return kept.drop_dims([dim for dim in data[name].dims if dim not in used])
 
 
 def is_inference_data(value: Any) -> bool:

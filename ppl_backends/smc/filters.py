@@ -120,10 +120,6 @@ class FilterPath(RowsPath):
         exchanged.
     """
 
-    impossible = (
-        "has an estimated probability of zero at every particle; raise n_particles or draws, or give a proposal="
-    )
-
     def __init__(
         self, target: BaseTarget, prior: PriorPath, particle_filter: Any, growth: Growth, regenerates: str = ""
     ) -> None:
@@ -159,6 +155,11 @@ class FilterPath(RowsPath):
         stage, log_weights = super().next(population, weights, schedule)
         return stage._replace(n_particles=population.n_particles), log_weights
 
+    def impossible(self, row: int) -> str:
+        """Return what is wrong if no filter of any particle explains a row."""
+        said = self.target.state_space.zero_row(row, "in every filter of all parameters")
+        return f"{said}; raise n_particles or draws, or give a proposal="
+
     def next_block(self, population: Any, least_share: float) -> Block:
         """Return the rows to add; filters process them one by one."""
         n, seen = len(population.x), population.stop
@@ -170,11 +171,13 @@ class FilterPath(RowsPath):
             state, row = self.filter.advance(parameters, state, stop, 1)
             cumulative = increment + row[:, 0]
             total = float(logsumexp(cumulative))
-            low = not np.exp(2.0 * total - logsumexp(2.0 * cumulative)) >= least_share * n
+            with np.errstate(invalid="ignore"):  # no filter may explain the row
+                low = not np.exp(2.0 * total - logsumexp(2.0 * cumulative)) >= least_share * n
+                gained = np.subtract(total, before)
             if low and scores:
                 break
             increment, stop = cumulative, stop + 1
-            scores.append(total - before)
+            scores.append(float(gained))
             before = total
             if low:
                 break

@@ -87,7 +87,6 @@ class RowsPath(TemperingPath):
 
     description = "prior"
     attributes: Mapping[str, Any] = MappingProxyType({"method": "SMC over rows"})  # of results
-    impossible = "has probability zero at every particle; sample_smc would say the same of all observations together"
 
     def __init__(self, target: BaseTarget, prior: PriorPath) -> None:
         super().__init__(target)
@@ -114,10 +113,17 @@ class RowsPath(TemperingPath):
             block = self.next_block(population, schedule.least_share)
             first, stop, increment, before, schedule = stop, block.stop, block.increment, 0.0, schedule.within()
             if not np.any(increment > -np.inf):
-                raise ModelError(f"{self.target.label}: observation {first} {self.impossible}")
+                raise ModelError(f"{self.target.label}: {self.impossible(first)}")
         beta = schedule.next(increment, before, weights)
         step = beta - before
         return Rows(first, stop, beta, step, self.n, block), step * increment
+
+    def impossible(self, row: int) -> str:
+        """Return what is wrong if an observation has probability zero at every particle."""
+        return (
+            f"observation {row} has probability zero at every particle; sample_smc would say the same of all observations "
+            "together"
+        )
 
     def next_block(self, population: Any, least_share: float) -> Block:
         """Return the next rows: at least one, and more as long as the ESS of their weights is above its threshold."""

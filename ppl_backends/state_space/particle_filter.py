@@ -21,7 +21,7 @@ from ppl_backends.results.inference_data import as_inference_data
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import BaseTarget, named_point
 from ppl_backends.targets.state_space.filter import METHODS, Filter, History, draw_seeds
-from ppl_backends.targets.state_space.target import axis_of_rows
+from ppl_backends.targets.state_space.target import axis_of_rows, later_labels
 
 LOW_ESS, LOW_SHARE = 10.0, 0.02  # a row whose effective sample size is below both is a collapse
 MOST_VARIANCE = 3.0  # largest variance of log L̂ without a warning
@@ -84,7 +84,8 @@ def particle_filter(
         the model has no ``log_transition``. Its attributes are ``log_likelihood``, the log of the mean of the filters'
         unbiased estimates; its standard error ``log_likelihood_se``; ``log_likelihood_variance``, the variance of one
         filter's log L̂; and ``warnings``. ``filtered`` holds ``mean``, ``sd`` and ``quantile`` of every row's state
-        given the rows up to it, ``forecast`` the same of rows after the data. ``sample_stats`` holds ``ess``,
+        given the rows up to it, ``forecast`` the same of rows after the data, whose coordinates continue those of the
+        data if these have equal steps, and are numbers of rows otherwise. ``sample_stats`` holds ``ess``,
         ``resampled`` and ``log_increment`` (chain, time).
 
     Raises
@@ -173,13 +174,8 @@ def _likelihood(history: History, series: Any, n_particles: int) -> _Likelihood:
     if not alive.all():
         rows = [int(np.flatnonzero(~np.isfinite(history.increments[:, k]))[0]) for k in np.flatnonzero(~alive)]
         if not alive.any():
-            partly = (
-                "it is NaN in part, which log_observation has to know; " if np.isnan(series.y[min(rows)]).any() else ""
-            )
-            raise ModelError(
-                f"row {min(rows)} of '{name}' has density zero at every particle of every filter (NaN counts as zero): "
-                f"{partly}look at this row, and at the functions of the model at these values"
-            )
+            said = series.zero_row(min(rows), "at every particle of every filter")
+            raise ModelError(f"{said}; look at this row, and at the functions of the model at these values")
         alarms.append(
             f"{n - alive.sum()} of {n} filters have a likelihood of zero, first at row {min(rows)} of '{name}': raise "
             "n_particles, or use a proposal or an observation density with heavier tails"
@@ -257,6 +253,11 @@ def _forecast(
     for t in range(len(filters.y), len(longer)):
         state, _ = further.advance(parameters, state, t, 1)
         found.append(state.x)
+        if not np.isfinite(state.x).all():
+            raise ModelError(
+                f"forecast={n_rows}: states of row {t} are not finite; a function that uses p.y_previous cannot go beyond "
+                f"row {len(filters.y)}, because later rows have no previous row"
+            )
     return np.stack(found)
 
 
@@ -295,14 +296,15 @@ def _stats(history: History, weights: Array) -> xr.Dataset:
 def _inference_data(target: BaseTarget, sets: dict[str, xr.Dataset], attrs: Mapping[str, Any]) -> Any:
     """Name the time axis as the data do, and add its coordinates."""
     series = target.state_space
-    (axis, labels), n_rows = axis_of_rows(target), len(series.y)
+    axis, labels = axis_of_rows(target)
     groups = {}
     for name, values in sets.items():
         index: dict[str, Any] = {
             str(dim): np.arange(length) for dim, length in values.sizes.items() if dim not in values.coords
         }
-        index["time"] = np.arange(n_rows, n_rows + values.sizes["time"]) if name == "forecast" else labels
+        index["time"] = later_labels(labels, values.sizes["time"]) if name == "forecast" else labels
         groups[name] = values.assign_coords(index).rename({"time": axis} if axis != "time" else {})
     groups["posterior"] = groups["posterior"].assign_attrs(attrs)
-    observed = xr.Dataset({series.name: ((axis, *series.dims[1:]), series.y)}, coords={axis: labels})
+    own = {dim: np.asarray(target.coords[dim]) for dim in series.dims if dim in target.coords}
+    observed = xr.Dataset({series.name: (series.dims, series.y)}, coords=own)
     return as_inference_data({**groups, "observed_data": observed})

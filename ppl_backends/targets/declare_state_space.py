@@ -12,7 +12,13 @@ from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.state_space.filter import Filter
 from ppl_backends.targets.state_space.model import StateSpaceModel
-from ppl_backends.targets.state_space.target import ParametersByName, StateSpaceData, StateSpaceTarget, as_numbers
+from ppl_backends.targets.state_space.target import (
+    ParametersByName,
+    StateSpaceData,
+    StateSpaceTarget,
+    as_numbers,
+    check_dims,
+)
 
 
 def StateSpace(
@@ -62,8 +68,7 @@ def StateSpace(
     from ppl_backends.targets.pymc.state_space import state_space_variable  # PyMC only where it is used
 
     y, held = _rows(name, model, observed, covariates)
-    axes = (dims,) if isinstance(dims, str) else tuple(dims or ())
-    return state_space_variable(name, model, parameters, y, held, axes)
+    return state_space_variable(name, model, parameters, y, held, _names(dims))
 
 
 def with_state_space(
@@ -74,6 +79,8 @@ def with_state_space(
     observed: Any,
     name: str = "y",
     covariates: Mapping[str, Any] | None = None,
+    dims: str | Sequence[str] | None = None,
+    coords: Mapping[str, Any] | None = None,
     data: Any = None,
 ) -> BaseTarget:
     """Return a target with the prior of any model and the likelihood of a state-space model.
@@ -90,6 +97,10 @@ def with_state_space(
     name : str
         Name of the observed rows in results.
     covariates : dict of str to array (n_rows, ...), optional
+    dims : str or sequence of str, optional
+        Names of the axes of ``observed``, the first of which is time; the first axis is ``time`` by default.
+    coords : dict of str to sequence, optional
+        Coordinates of these axes, as dates of the rows.
     data : dict or path, optional
         Data of a Stan program.
 
@@ -119,7 +130,25 @@ def with_state_space(
         )
     by_name = ParametersByName(prior, parameters)
     Filter(state_space, y, held).state_shape(by_name(np.zeros((1, prior.dim))))  # checks rows, names and functions
-    return StateSpaceTarget(prior, StateSpaceData(name, state_space, y, by_name, held))
+    axes, columns = _axes(name, y, dims, coords)
+    labels = columns.pop(axes[0], None) if axes else None
+    return StateSpaceTarget(prior, StateSpaceData(name, state_space, y, by_name, held, axes, labels, columns))
+
+
+def _axes(name: str, y: Array, dims: Any, coords: Any) -> tuple[tuple[str, ...], dict[str, Array]]:
+    """Return names of the axes of the rows, and their coordinates, after a check."""
+    axes, held = _names(dims), dict(coords or {})
+    if held and not axes:
+        axes = ("time", f"{name}_dim_1")[: y.ndim]
+    strange = [axis for axis in held if axis not in axes]
+    if strange:
+        raise ModelError(f"'{name}': coords has {strange[0]!r}, which is not among dims: {', '.join(axes)}")
+    check_dims(name, y, axes, {axis: len(held[axis]) if axis in held else None for axis in axes}, "coords=")
+    return axes, {axis: np.asarray(values) for axis, values in held.items()}
+
+
+def _names(dims: Any) -> tuple[str, ...]:
+    return (dims,) if isinstance(dims, str) else tuple(dims or ())
 
 
 def _rows(name: Any, model: Any, observed: Any, covariates: Any) -> tuple[Array, dict[str, Array]]:

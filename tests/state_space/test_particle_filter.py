@@ -62,6 +62,7 @@ def test_the_forecast_goes_on_from_the_last_row(found):
 def test_results_have_the_coordinates_of_the_data(found, tmp_path):
     assert list(found.posterior["states"].dims) == ["chain", "draw", "day"]
     assert list(found.posterior["day"].values) == list(range(1, 13))
+    assert list(found["forecast"]["day"].values) == [13, 14]
     assert len(az.summary(found, kind="stats")) == 12
     found.to_netcdf(str(tmp_path / "found.nc"))
 

@@ -74,7 +74,7 @@ def test_new_rows(target):
         target.append({"z": [0.3]})
     with pytest.raises(ModelError, match=r"new 'y' has shape \(1, 1\); expected \(n,\)"):
         target.append({"y": [[0.3]]})
-    with pytest.raises(ModelError, match="new 'y' is of type <U1; expected numbers"):
+    with pytest.raises(ModelError, match="new 'y' is of type <U1; expected an array of numbers"):
         target.append({"y": ["a"]})
 
 
@@ -93,8 +93,27 @@ def test_the_axis_of_rows_is_that_of_the_data_or_time(target):
     level = pb.state_space.linear_gaussian(lambda p: (p.m[0], 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0))
     made = pb.with_state_space(prior, level, parameters={"m": "x"}, observed=[0.1, 0.2])
     assert axis_of_rows(made)[0] == "time"
-    made.coords = {**made.coords, "time": np.arange(5)}
-    assert axis_of_rows(made)[0] == "y_dim_0"
+    assert made.dims["y"] == ["time"]
+    prior.coords = {"time": np.arange(5)}
+    assert axis_of_rows(pb.with_state_space(prior, level, parameters={"m": "x"}, observed=[0.1, 0.2]))[0] == "y_dim_0"
+
+
+def test_rows_beside_any_prior_have_names_and_coordinates():
+    prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
+    level = pb.state_space.linear_gaussian(lambda p: (p.m[0], 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0))
+    days = np.array(["2024-05-01", "2024-05-02", "2024-05-03"], dtype="datetime64[D]")
+
+    def made(**axes):
+        return pb.with_state_space(prior, level, parameters={"m": "x"}, observed=[0.1, 0.2, 0.3], **axes)
+
+    axis, labels = axis_of_rows(made(dims="day", coords={"day": days}))
+    assert axis == "day"
+    np.testing.assert_array_equal(labels, days)
+    assert axis_of_rows(made(coords={"time": days}))[0] == "time"
+    with pytest.raises(ModelError, match="coords has 'week', which is not among dims: day"):
+        made(dims="day", coords={"week": days})
+    with pytest.raises(ModelError, match="dims name 2 axes, and observed has 1"):
+        made(dims=("day", "sensor"))
 
 
 def test_new_rows_bring_their_coordinates():
@@ -165,7 +184,7 @@ def test_a_row_of_zero_density_is_named():
     )
     target = pb.with_state_space(prior, walk, parameters={}, observed=[0.0, 9.0, 0.0])
     assert target.log_likelihood_estimate(np.zeros((2, 1)), np.random.default_rng(0)).tolist() == [-np.inf, -np.inf]
-    assert target.explain(np.zeros(1)) == "row 1 of 'y' has density zero at every particle"
+    assert target.explain(np.zeros(1)) == "row 1 of 'y' has density zero at every particle (NaN counts as zero)"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +203,7 @@ def test_a_row_of_zero_density_is_named():
         ({"observed": [0.0], "covariates": {"y_previous": [1.0]}}, "covariate 'y_previous': the name is taken"),
         ({"observed": [0.0], "phi": 0.1}, r"no function of the state-space model uses p\.phi"),
         ({"observed": [0.0], "covariate": {"u": [1.0]}}, "'y': covariate=dict is not a variable or number"),
-        ({"observed": [0.0], "dims": "day"}, "'y': dims name 'day', for which the model has no coordinates"),
+        ({"observed": [0.0], "dims": "day"}, "'y': dims name 'day', for which there are no coordinates"),
         ({"observed": [0.0], "dims": "week"}, "'y': 'week' has 3 coordinates, and observed 1 rows or columns"),
         ({"observed": [0.0] * 3, "dims": ("week", "week")}, "'y': dims name 2 axes, and observed has 1"),
     ],

@@ -73,7 +73,7 @@ class Series(WrappedTarget):
     def __init__(self, rest, model, y):
         super().__init__(rest)
         self.rest = rest
-        rows = {"name": "y", "y": y, "dims": ("y_dim_0",), "covariates": {}}
+        rows = {"name": "y", "y": y, "dims": ("time",), "covariates": {}}
         self.state_space = SimpleNamespace(model=model, parameters_at=self._parameters_at, **rows)
 
     def _parameters_at(self, x):

@@ -81,6 +81,10 @@ class FilterEstimator:
         self.n_rows, self._n_normals = particle_filter.n_rows, particle_filter.model.n_normals
         self.n_normals = 1 if self.correlated else None  # marks correlated estimates
 
+    def why_zero(self, x: Array) -> str:
+        """Return which row no particle explains at a point ``(dim,)``; empty if all have a positive density."""
+        return self._target.full.explain(self._target.embed(x[None])[0])
+
     def numbers(self, n: int, n_particles: int, rng: Any) -> NDArray:
         """Return the random inputs of the filters of ``n`` points: seeds ``(n,)``, or normals ``(n, rows, k)``."""
         if not self.correlated:
@@ -147,6 +151,10 @@ class FilteredDensity(EstimatedDensity):
             estimate[inside] = found[inside]
         return replace(points, x=x, log_rest=log_rest, estimate=estimate, noise=noise)
 
+    def why_zero(self, x: Array) -> str:
+        """Return which row no particle explains at a point ``(dim,)``."""
+        return f": {self.estimator.why_zero(x)}"
+
     def moved(self, noise: Any, n_particles: int, rng: Any) -> Array:
         """Return a proposal's numbers: fresh seeds, or the current numbers with fresh ones in a stretch of rows.
 
@@ -199,7 +207,8 @@ class FilteredDensity(EstimatedDensity):
             values[i] = self.estimator(points.x, points.n_estimates, noise)
             if self.estimator.correlated:
                 near = self.moved(noise, points.n_estimates, rng)
-                values[i] -= self.estimator(points.x, points.n_estimates, near)
+                with np.errstate(invalid="ignore"):  # both may be −inf
+                    values[i] -= self.estimator(points.x, points.n_estimates, near)
         with np.errstate(invalid="ignore"):
             variance = (values**2).mean(axis=0) if self.estimator.correlated else values.var(axis=0, ddof=1)
         return replace(points, variance=float(np.median(np.where(np.isnan(variance), np.inf, variance))))

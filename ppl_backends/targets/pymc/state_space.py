@@ -24,7 +24,7 @@ from ppl_backends.targets.pymc.simulator import batched_values
 from ppl_backends.targets.pymc.target import PyMCTarget
 from ppl_backends.targets.state_space.filter import Filter
 from ppl_backends.targets.state_space.model import StateSpaceModel
-from ppl_backends.targets.state_space.target import StateSpaceData, StateSpaceTarget, refusal
+from ppl_backends.targets.state_space.target import StateSpaceData, StateSpaceTarget, check_dims, refusal
 
 
 class StateSpaceVariable:
@@ -106,7 +106,9 @@ def state_space_variable(
     dims: tuple[str, ...],
 ) -> Variable:
     """Create the variable of :func:`ppl_backends.StateSpace`."""
-    _check_dims(name, y, dims)
+    coords = pm.modelcontext(None).coords
+    lengths = {axis: None if held is None else len(held) for axis, held in coords.items()}
+    check_dims(name, y, dims, lengths, "pm.Model(coords=…)")
     inputs = [_as_input(name, key, value) for key, value in parameters.items()]
     filters = Filter(model, y, covariates)  # checks the rows
     shapes = {key: given.type.shape for key, given in zip(parameters, inputs, strict=True)}
@@ -129,23 +131,6 @@ def state_space_variable(
         observed=np.nan_to_num(y),
         dims=dims or None,
     )
-
-
-def _check_dims(name: str, y: Array, dims: tuple[str, ...]) -> None:
-    """Refuse names of axes that the model has no coordinates for, or others than the data."""
-    lengths = pm.modelcontext(None).coords
-    unknown = [each for each in dims if each not in lengths]
-    if unknown:
-        raise ModelError(
-            f"'{name}': dims name {unknown[0]!r}, for which the model has no coordinates: pm.Model(coords=…)"
-        )
-    if len(dims) > y.ndim:
-        raise ModelError(f"'{name}': dims name {len(dims)} axes, and observed has {y.ndim}")
-    for axis, n in zip(dims, y.shape, strict=False):
-        if lengths[axis] is not None and len(lengths[axis]) != n:
-            raise ModelError(
-                f"'{name}': {axis!r} has {len(lengths[axis])} coordinates, and observed {n} rows or columns"
-            )
 
 
 def _as_input(name: str, key: str, value: Any) -> Any:

@@ -271,7 +271,7 @@ def check_shapes(rule: Rule, values: Mapping[str, Any], rows: Rows) -> tuple[int
             raise
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
-            if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
+            if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError) or "truth value" in reason:
                 reason = "write it with jax.numpy, and jnp.where in place of if: JAX calls it with no values"
             raise ModelError(f"{name} of the state-space model failed: {type(error).__name__}: {reason}") from None
 
@@ -287,7 +287,8 @@ def check_shapes(rule: Rule, values: Mapping[str, Any], rows: Rows) -> tuple[int
 
     first = shape("initial", model.initial, z)
     if not isinstance(first, jax.ShapeDtypeStruct) or len(first.shape) not in (2, 3):
-        raise ModelError(f"initial returned {first}; expected states (n_theta, n_x) or (n_theta, n_x, d)")
+        returned = f"shape {first.shape}" if isinstance(first, jax.ShapeDtypeStruct) else type(first).__name__
+        raise ModelError(f"initial returned {returned}; expected states (n_theta, n_x) or (n_theta, n_x, d)")
     own = first.shape[2:]
     expect("initial", first, (n_theta, n_x, *own))
     x = jax.ShapeDtypeStruct((n_theta, n_x, *own), jnp.float64)

@@ -6,7 +6,7 @@ uses parameters in model space, by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -52,6 +52,8 @@ class StateSpaceData:
         Names of the axes of ``y``; the first is time.
     labels : ndarray (n_rows,), optional
         Coordinates of the rows; by default those of the first axis in the target.
+    columns : mapping of str to sequence, optional
+        Coordinates of the other axes, if the target does not have them.
     """
 
     name: str
@@ -61,12 +63,19 @@ class StateSpaceData:
     covariates: Mapping[str, Array] = field(default_factory=dict)
     dims: tuple[str, ...] = ()
     labels: Array | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     def filter(self, method: str = "auto", resample_below: float = 0.5) -> Filter:
         """Return the filter; ``"auto"`` is guided if the model has a proposal, else bootstrap."""
         if method == "auto":
             method = "bootstrap" if self.model.proposal is None else "guided"
         return Filter(self.model, self.y, self.covariates, method, resample_below)
+
+    def zero_row(self, row: int, where: str = "at every particle") -> str:
+        """Return that a row has density zero, with a reason if the row shows it."""
+        partly = np.isnan(self.y[row]).any()
+        reason = ", and it is NaN in part, which log_observation has to know" if partly else ""
+        return f"row {row} of '{self.name}' has density zero {where} (NaN counts as zero){reason}"
 
     def changed(self, new: Mapping[str, Any], append: bool) -> StateSpaceData:
         """Return the model on other rows, or with rows appended; ``new`` names the variable and the covariates."""
@@ -113,11 +122,13 @@ class StateSpaceTarget(WrappedTarget):
     def __init__(self, rest: BaseTarget, state_space: StateSpaceData, n_particles: int = DEFAULT_PARTICLES) -> None:
         super().__init__(rest)
         y, axes = state_space.y, list(state_space.dims)
+        if not axes and not any("time" in used for used in (rest.coords, *rest.dims.values())):
+            axes = ["time"]
         axes += [f"{state_space.name}_dim_{k}" for k in range(len(axes), y.ndim)]
         self.state_space, self.n_particles = replace(state_space, dims=tuple(axes)), n_particles
         self.observed_data = {**rest.observed_data, state_space.name: y}
         self.dims = {**rest.dims, state_space.name: axes}
-        held: dict[str, Any] = dict(rest.coords)
+        held: dict[str, Any] = {**rest.coords, **state_space.columns}
         if state_space.labels is not None:
             held[axes[0]] = state_space.labels
         if len(held.get(axes[0], ())) != len(y):
@@ -211,7 +222,7 @@ class StateSpaceTarget(WrappedTarget):
             self.state_space.parameters_at(x), self.n_particles, np.zeros(1, dtype=np.uint64)
         )
         zero = np.flatnonzero(~np.isfinite(history.increments[:, 0]))
-        return f"row {zero[0]} of '{self.state_space.name}' has density zero at every particle" if zero.size else ""
+        return self.state_space.zero_row(int(zero[0])) if zero.size else ""
 
     def digests(self) -> dict[str, str]:
         """Return digests of the other terms, of the data, and of filters at fixed points."""
@@ -268,7 +279,8 @@ def as_numbers(what: str, value: Any) -> Array:
     except ValueError:
         raise ModelError(f"{what} has rows of unequal lengths; expected (n,) or (n, k)") from None
     if given.dtype.kind not in "iufb":
-        raise ModelError(f"{what} is of type {given.dtype}; expected numbers, NaN where missing")
+        kind = given.dtype if isinstance(value, np.ndarray | Sequence) else type(value).__name__
+        raise ModelError(f"{what} is of type {kind}; expected an array of numbers, NaN where missing")
     return np.asarray(np.ma.filled(given.astype(np.float64), np.nan))
 
 
@@ -297,10 +309,50 @@ def _joined(axis: str, held: Any, labels: Any, n_rows: int) -> Array:
 
 def axis_of_rows(target: BaseTarget) -> tuple[str, Array]:
     """Return the name of the axis of a target's rows, ``time`` where the data give none, and its coordinates."""
-    series, coords = target.state_space, target.coords or {}
-    own, n = series.dims[0], len(series.y)
-    default = own == f"{series.name}_dim_0" and "time" not in coords
-    return "time" if default else own, np.asarray(coords.get(own, np.arange(n)))
+    series: StateSpaceData = target.state_space
+    axis = series.dims[0]
+    return axis, np.asarray(target.coords.get(axis, np.arange(len(series.y))))
+
+
+def later_labels(labels: NDArray, n: int) -> NDArray:
+    """Return coordinates of ``n`` rows after the data: those of equal steps go on, others are numbers of rows.
+
+    Examples
+    --------
+    >>> later_labels(np.array([1990, 1992, 1994]), 2).tolist()
+    [1996, 1998]
+    >>> later_labels(np.array(["2024-01-01", "2024-02-01", "2024-03-01"], dtype="datetime64[D]"), 1).astype("datetime64[D]")
+    array(['2024-04-01'], dtype='datetime64[D]')
+    >>> later_labels(np.array([1990, 1992, 1993]), 2).tolist()
+    [3, 4]
+    """
+    import pandas as pd
+
+    numbers = np.arange(len(labels), len(labels) + n)
+    if len(labels) < 3:
+        return numbers
+    index = pd.Index(labels)
+    if isinstance(index, pd.DatetimeIndex):
+        step = index.inferred_freq
+        return numbers if step is None else np.asarray(pd.date_range(index[-1], periods=n + 1, freq=step)[1:])
+    if index.dtype.kind not in "iuf":
+        return numbers
+    steps = np.diff(np.asarray(index))
+    return labels[-1] + steps[0] * np.arange(1, n + 1) if np.allclose(steps, steps[0]) and steps[0] else numbers
+
+
+def check_dims(name: str, y: Array, dims: Sequence[str], lengths: Mapping[str, int | None], where: str) -> None:
+    """Refuse names of axes without coordinates, and names or coordinates that do not fit the data."""
+    unknown = [each for each in dims if each not in lengths]
+    if unknown:
+        raise ModelError(f"'{name}': dims name {unknown[0]!r}, for which there are no coordinates: {where}")
+    if dims and len(dims) != y.ndim:
+        raise ModelError(
+            f"'{name}': dims name {len(dims)} axes, and observed has {y.ndim} (shape {y.shape}): name every axis"
+        )
+    for axis, n in zip(dims, y.shape, strict=False):
+        if lengths[axis] not in (None, n):
+            raise ModelError(f"'{name}': {axis!r} has {lengths[axis]} coordinates, and observed {n} rows or columns")
 
 
 class ParametersByName:
