@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
+from ppl_backends.model_search.certificate import Certificate, certify_evidence
 from ppl_backends.model_search.enumeration import Enumerated, enumerate_models
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.table import EVIDENCES, can_enumerate, make_evidence
@@ -194,6 +195,7 @@ def select_variables(
             warnings.warn(
                 f"select_variables: {attrs['warnings']}: increase draws", SamplerWarning, stacklevel=user_level()
             )
+    attrs |= _certified(attrs, certify_evidence(form, space, chosen, np.concatenate(found.bits)))
     return search_inference_data(
         form,
         space,
@@ -246,6 +248,15 @@ def _described(form: Form, space: ModelSpace, evidence: Evidence) -> dict[str, A
         "link": form.link,
         "log_evidence_note": relative,
     }
+
+
+def _certified(attrs: Mapping[str, Any], certificate: Certificate) -> dict[str, Any]:
+    """Return attributes that the check of approximate evidences changes or adds, and warn if it fails."""
+    if not certificate.trouble:
+        return dict(certificate.figures)
+    warnings.warn(f"select_variables: {certificate.trouble}", SamplerWarning, stacklevel=user_level())
+    said = "; ".join(filter(None, [str(attrs["warnings"]), certificate.trouble]))
+    return {**certificate.figures, "warnings": said, "log_evidence_trusted": 0}
 
 
 def _of_runs(runs: Runs) -> dict[str, Any]:

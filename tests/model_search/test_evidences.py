@@ -129,6 +129,26 @@ def test_one_coefficient_by_quadrature_its_prior_going_with_it():
         np.testing.assert_allclose(evidence.compute(on, rng(4)), exact, atol=1e-2)
 
 
+def test_tails_of_a_cauchy_prior_under_separated_classes_are_covered():
+    x, one = np.linspace(-2, 2, 20)[:, None], np.ones((1, 1), dtype=bool)
+    sites = StackedSites([Logit((x[:, 0] > 0).astype(float)), StudentT(np.zeros(1), 1.0, 2.5)])
+    factors = Factors(np.vstack([x, [[1.0]]]), 0.0, sites, 0.0, 0.0, observed=np.arange(21) < 20)
+    laplace = LaplaceEvidence(switched(factors, np.ones(1, dtype=bool)))
+
+    def joint(theta):
+        return np.exp(-np.logaddexp(0, -theta * np.abs(x)).sum() + cauchy.logpdf(theta, 0, 2.5))
+
+    exact = np.log(quad(joint, -5, 0)[0] + quad(joint, 0, 50, limit=200)[0] + quad(joint, 50, np.inf)[0])
+    estimates = ImportanceEvidence(laplace, 20_000)
+    value, variance = estimates.with_variance(one, rng(7))
+    assert abs(value[0] - exact) < 4 * variance[0] ** 0.5 + 0.02
+    assert variance[0] < 0.05**2
+    assert ImportanceEvidence(laplace, 20_000, tails=False).compute(one, rng(7))[0] < exact - 0.3
+    drawn = estimates.coefficients(one[0], 2000, rng(8))["coefficients"]
+    tail = quad(joint, 20, 50)[0] + quad(joint, 50, np.inf)[0]
+    assert abs((drawn > 20).mean() - tail / np.exp(exact)) < 0.06
+
+
 def test_a_prior_that_is_not_normalised_leaves_with_what_it_integrates_to():
     half = StackedSites([Logit(BINARY), Laplace(np.zeros(4), 1.5)])
     rows, observed = np.vstack([X, np.eye(4)]), np.arange(84) < 80

@@ -6,7 +6,7 @@ from scipy.special import betaln, logsumexp
 
 import ppl_backends as pb
 from ppl_backends.datasets import load_binary_regression
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.model_search.evidences.linear import LinearEvidence
 from ppl_backends.model_search.space import make_space
 
@@ -41,6 +41,20 @@ def test_estimated_evidences_certify_the_fast_ones():
     assert 0 < error.max() < 1e-3
     assert abs(idata.posterior.attrs["log_evidence"] + 260.1776) < 5 * idata.posterior.attrs["log_evidence_se"] + 1e-4
     assert idata.posterior.attrs["accuracy"] == "exact"
+
+
+def test_approximate_evidences_that_estimates_contradict_are_flagged():
+    """Classes that are separated have wide posteriors, which Cauchy priors do not bound."""
+    rng = np.random.default_rng(11)
+    design = rng.standard_normal((60, 3))
+    options = {"X": design, "y": design[:, 0] > 0.1, "evidence": "laplace"}
+    usual = select(**options).posterior.attrs
+    assert usual["warnings"] == ""
+    assert usual["inclusion_change"] < 0.03
+    with pytest.warns(SamplerWarning, match=r"unbiased estimates for \d+ drawn models change the .*: use evidence="):
+        wide = select(prior="cauchy", **options).posterior.attrs
+    assert wide["log_evidence_shift"] > 1
+    assert not wide["log_evidence_trusted"]
 
 
 RNG = np.random.default_rng(11)

@@ -27,12 +27,15 @@ class Evidence:
     deterministic : bool
     laplace : LaplaceEvidence or None
         Laplace evidence of the same regression, if there is one.
+    compiled : Compiled or None
+        The regression in the form of compiled functions, if it has one and the evidence fits Gaussians to it.
     walks : bool
         Whether there are compiled small steps, :meth:`walk`.
     """
 
     name: ClassVar[str]
     laplace: Any = None
+    compiled: Any = None
     exact: ClassVar[bool]
     deterministic: ClassVar[bool] = True
     cached: ClassVar[bool] = True

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from scipy.linalg import solve_triangular
-from scipy.special import logsumexp
+from scipy.special import gammaln, logsumexp
 
 from ppl_backends.approximations.noise import normal_noise
 from ppl_backends.errors import ModelError
@@ -18,6 +18,7 @@ from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.targets.protocol import Array
 
 _NETS, _FEWEST_IN_NETS = 4, 64  # scrambles of an estimate's points, and least number of points for scrambles
+_DF = 1.0  # of points in the tails
 _FEWEST_DRAWN, _DRAWN = 64, 8  # least number of points for resampled coefficients, and points per draw
 
 
@@ -90,15 +91,20 @@ class ImportanceEvidence(Evidence):
     ----------
     proposal : Proposal
     points : int
+    tails : bool, optional
+        Whether half of the points are from a Cauchy distribution with the Gaussian's mean and factor, and weights
+        relative to the mixture of both (Hesterberg 1995). By default this is so if priors are Student distributions:
+        the tails of a posterior are then not covered by a Gaussian, if the data leave a coefficient open on one side.
     """
 
     name: ClassVar[str] = "importance"
     exact: ClassVar[bool] = True
     deterministic: ClassVar[bool] = False
 
-    def __init__(self, proposal: Proposal, points: int) -> None:
+    def __init__(self, proposal: Proposal, points: int, tails: bool | None = None) -> None:
         super().__init__()
         self.proposal, self.points = proposal, points
+        self.tails = bool((proposal.compiled.prior[:, 3] > 0).any()) if tails is None else tails
         self.laplace = proposal.laplace
         self._fitted: dict[bytes, tuple[Array, Array]] = {}
 
@@ -119,17 +125,32 @@ class ImportanceEvidence(Evidence):
         """Return logs of weights of independent points, or of their means over independent scrambles of a net."""
         k = int(columns.sum())
         if self.points < _FEWEST_IN_NETS:
-            return self._log_weights(columns, rng.standard_normal((self.points, k)))
+            return self._log_weights(columns, self._spread(rng.standard_normal((self.points, k)), rng))
         each = [*[self.points // _NETS] * (_NETS - 1), self.points - self.points // _NETS * (_NETS - 1)]
-        out = self._log_weights(columns, np.concatenate([normal_noise(n, k, rng) for n in each]))
+        out = self._log_weights(columns, np.concatenate([self._spread(normal_noise(n, k, rng), rng) for n in each]))
         parts = np.split(out, np.cumsum(each)[:-1])
         return np.array([logsumexp(part) for part in parts]) - np.log(self.points / _NETS)
 
-    def _log_weights(self, columns: Bits, normals: Array) -> Array:
-        """Return log weights of the proposal's points from standard normal ``normals`` ``(points, k)``."""
+    def _spread(self, normals: Array, rng: np.random.Generator, independent: bool = False) -> Array:
+        """Return points ``(points, k)`` of the proposal, where its Gaussian is standard normal, from normal numbers.
+
+        One half of the points is in the tails, unless they have to be independent; a part of a net is a net.
+        """
+        if not self.tails:
+            return normals
+        n = len(normals)
+        wide = rng.random(n) < 0.5 if independent else (np.arange(n) < n // 2) ^ (rng.random() < 0.5)
+        return normals * np.where(wide, np.sqrt(_DF / rng.chisquare(_DF, size=n)), 1.0)[:, None]
+
+    def _log_weights(self, columns: Bits, points: Array) -> Array:
+        """Return log weights of the proposal's points ``(points, k)``."""
         mean, factor = self._fit(columns)
-        out = np.empty(len(normals))
-        estimate(*self.proposal.compiled, np.flatnonzero(columns), mean, factor, normals, out)
+        out = np.empty(len(points))
+        estimate(*self.proposal.compiled, np.flatnonzero(columns), mean, factor, points, out)
+        if self.tails:
+            square, k = (points**2).sum(axis=1), points.shape[1]
+            log_ratio = 0.5 * square - 0.5 * (_DF + k) * np.log1p(square / _DF) - 0.5 * k * np.log(0.5 * _DF)
+            out += np.log(2.0) - np.logaddexp(0.0, log_ratio + gammaln(0.5 * (_DF + k)) - gammaln(0.5 * _DF))
         return out
 
     def _fit(self, columns: Bits) -> tuple[Array, Array]:
@@ -141,10 +162,10 @@ class ImportanceEvidence(Evidence):
 
     def draw(self, columns: Bits, rng: np.random.Generator) -> tuple[float, Array]:
         """Return an estimate of one model's log evidence from independent points, and one of them, drawn by its weight."""
-        normals, theta = rng.standard_normal((self.points, int(columns.sum()))), np.zeros(len(columns))
-        out = self._log_weights(columns, normals)
+        points = self._spread(rng.standard_normal((self.points, int(columns.sum()))), rng, independent=True)
+        out, theta = self._log_weights(columns, points), np.zeros(len(columns))
         mean, factor = self._fit(columns)
-        chosen = normals[rng.choice(self.points, p=np.exp(out - logsumexp(out)))]
+        chosen = points[rng.choice(self.points, p=np.exp(out - logsumexp(out)))]
         theta[columns] = mean + solve_triangular(factor, chosen, lower=True, trans="T")
         return float(logsumexp(out) - np.log(self.points) + self.proposal.log_constant), theta
 
@@ -155,17 +176,17 @@ class ImportanceEvidence(Evidence):
         weight, as in particle Gibbs (Andrieu, Doucet & Holenstein 2010).
         """
         mean, factor = self._fit(columns)
-        normals = rng.standard_normal((self.points, len(mean)))
-        normals[0] = factor.T @ (theta[columns] - mean)
-        return float(logsumexp(self._log_weights(columns, normals)) - np.log(self.points) + self.proposal.log_constant)
+        points = self._spread(rng.standard_normal((self.points, len(mean))), rng, independent=True)
+        points[0] = factor.T @ (theta[columns] - mean)
+        return float(logsumexp(self._log_weights(columns, points)) - np.log(self.points) + self.proposal.log_constant)
 
     def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
         """Return draws of the proposal, resampled by their weights from several times as many."""
         drawn, k = np.zeros((n, len(columns))), int(columns.sum())
         if k:
-            normals = rng.standard_normal((max(_FEWEST_DRAWN, _DRAWN * n), k))
-            out = self._log_weights(columns, normals)
-            chosen = normals[systematic_resampling(np.exp(out - logsumexp(out)), n, rng)]
+            points = self._spread(rng.standard_normal((max(_FEWEST_DRAWN, _DRAWN * n), k)), rng)
+            out = self._log_weights(columns, points)
+            chosen = points[systematic_resampling(np.exp(out - logsumexp(out)), n, rng)]
             mean, factor = self._fit(columns)
             drawn[:, columns] = mean + solve_triangular(factor, chosen.T, lower=True, trans="T").T
         return {"coefficients": drawn}
