@@ -34,7 +34,13 @@ from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.coordinates import Coordinates, coordinates_of
 from ppl_backends.smc.health import advice_for_neck
 from ppl_backends.smc.path import BridgePath, PathState
-from ppl_backends.smc.short_steps import SHORTER, energy_error_of, growth_of_a_side, where_energy_errors_are
+from ppl_backends.smc.short_steps import (
+    SHORTER,
+    energy_error_of,
+    growth_of_a_side,
+    prior_depends_on,
+    where_energy_errors_are,
+)
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
 _LARGE_ERROR = 3.0  # of a trajectory's energy
@@ -53,7 +59,7 @@ class Neck(NamedTuple):
     ``large_errors`` is the share of trajectories whose energy error is above 3. ``drift`` is by how many standard errors
     a trajectory raised the density relative to one that is fitted to the draws, ``growth`` by how many standard errors
     moved draws went further to where energy errors are, along a ``coordinate``, ``upwards`` or downwards; NaN where none
-    were moved.
+    were moved. The prior of other coordinates may depend on it (``shapes_others``).
     """
 
     large_errors: float
@@ -61,6 +67,7 @@ class Neck(NamedTuple):
     growth: float = float("nan")
     coordinate: int = 0
     upwards: bool = False
+    shapes_others: bool = True
 
     @property
     def is_missed(self) -> bool:
@@ -71,10 +78,11 @@ class Neck(NamedTuple):
         """Return why the draws do not follow the posterior; empty if they do."""
         if self.is_missed:
             name = name_of(self.coordinate, names)
+            advice = advice_for_neck(name, self.shapes_others)
             return (
                 f"the draws miss a part of the posterior where `{name}` is {'large' if self.upwards else 'small'}: moves "
                 "with short steps, which leave the posterior as it is, take them "
-                f"{self.growth:.1f} standard errors further there: {advice_for_neck(name)}, or use sample_smc"
+                f"{self.growth:.1f} standard errors further there: {advice}, or use sample_smc"
             )
         if self.drift > _DRIFT:
             return (
@@ -146,7 +154,8 @@ def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.
         for _ in range(_MOVES):
             moved, _ = short.move(kernel, rng, moved, _density(path), SHORTER * scale)
     before, after = ((1.0 if upwards else -1.0) * points.x[:, coordinate] for points in (start, moved))
-    return Neck(large, drift, growth_of_a_side([before], [after]), coordinate, upwards)
+    shapes_others = prior_depends_on(target, start.x, coordinate)
+    return Neck(large, drift, growth_of_a_side([before], [after]), coordinate, upwards, shapes_others)
 
 
 def _drift(draws: Draws, fit: Fit, before: PathState, after: PathState, kept: slice) -> float:

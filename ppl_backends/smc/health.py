@@ -47,13 +47,15 @@ class ShortSteps(NamedTuple):
     """Effect of moves with a quarter of the step on the last particles.
 
     ``divergent`` is the share of their trajectories that diverged. ``shift`` is how much further particles went to
-    where the energy error is large, in standard errors, along a ``coordinate``, ``upwards`` or downwards.
+    where the energy error is large, in standard errors, along a ``coordinate``, ``upwards`` or downwards. The prior of other
+    coordinates may depend on it (``shapes_others``).
     """
 
     divergent: float
     shift: float
     coordinate: int
     upwards: bool
+    shapes_others: bool = True
 
 
 class Figures(NamedTuple):
@@ -234,7 +236,7 @@ def _misses_a_neck(figures: Figures, names: Sequence[str] = ()) -> list[str]:
         return [f"{said}, and the draws may miss the region where they did"] if divergent > _DIVERGENT else []
     name = name_of(short_steps.coordinate, names)
     place = f"`{name}` is {'large' if short_steps.upwards else 'small'}"
-    advice = advice_for_neck(name)
+    advice = advice_for_neck(name, short_steps.shapes_others)
     if short_steps.shift > _SHIFTED:
         return [
             f"{said}, and with a quarter of the step particles move by {short_steps.shift:.1f} standard errors to where "
@@ -247,9 +249,14 @@ def _misses_a_neck(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     return []
 
 
-def advice_for_neck(name: str) -> str:
-    """Return what to do about a neck along a coordinate of that name."""
-    return f"write the variables that scale with {name} non-centred (standardised, then multiplied by their scale)"
+def advice_for_neck(name: str, shapes_others: bool = True) -> str:
+    """Return what to do about a neck along a coordinate of that name, on which the prior of others may depend."""
+    if shapes_others:
+        return f"write the variables that scale with {name} non-centred (standardised, then multiplied by their scale)"
+    return (
+        f"no prior depends on {name}, so the model is non-centred there: give {name} and the variables that it is multiplied "
+        "by priors with lighter tails, or write their product as one variable (centred)"
+    )
 
 
 def _all_moves(runs: Sequence[SMCResult]) -> list[MoveSummary]:

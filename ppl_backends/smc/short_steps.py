@@ -24,7 +24,7 @@ from ppl_backends.smc.health import Figures, ShortSteps, in_one_mode
 from ppl_backends.smc.moves import share_of_divergent
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.records import SMCResult
-from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.protocol import Array, BaseTarget
 
 _SUSPECT = 0.0005  # share of the last trajectories that diverged, above which shorter steps are tried
 SHORTER = 0.25
@@ -34,6 +34,7 @@ _POINTS, _FEWEST_POINTS = 2000, 1000  # of all chains
 _COST = 0.5  # of the evaluations of the runs
 _BLOCKS = 100  # largest number of groups of copies
 _TAIL = 0.02
+_FEW, _CHANGED = 64, 1e-3  # points at which gradients of the prior are compared, and their relative change
 
 
 def try_short_steps(
@@ -59,10 +60,12 @@ def move_with_short_steps(
         np.concatenate([walk.start for walk in walks]), np.concatenate(errors)
     )
     sign = 1.0 if upwards else -1.0
+    shapes_others = prior_depends_on(path.target, np.concatenate([walk.start for walk in walks]), coordinate)
     for _ in range(_MOVES // _FIRST_MOVES):
         divergent = float(np.mean([walk.move(_FIRST_MOVES) for walk in walks]))
         columns = [(sign * walk.start[:, coordinate], sign * walk.state.x[:, coordinate]) for walk in walks]
-        found = ShortSteps(divergent, growth_of_a_side(*zip(*columns, strict=True)), coordinate, upwards)
+        shift = growth_of_a_side(*zip(*columns, strict=True))
+        found = ShortSteps(divergent, shift, coordinate, upwards, shapes_others)
         if found.divergent == 0.0 and found.shift < _CLEAR:
             break
     return found
@@ -116,6 +119,21 @@ def where_energy_errors_are(x: Array, errors: Array) -> tuple[int, bool]:
     correlations = np.nan_to_num([np.corrcoef(stats.rankdata(column), ranks)[0, 1] for column in x.T])
     coordinate = int(np.argmax(np.abs(correlations)))
     return coordinate, bool(correlations[coordinate] > 0)
+
+
+def prior_depends_on(target: BaseTarget, x: Array, coordinate: int) -> bool:
+    """Return whether the prior of other coordinates depends on one, at points ``(n, dim)``; True if there is no split."""
+    if not target.has_split:
+        return True
+    x = x[:: max(1, len(x) // _FEW)]
+    moved = x.copy()
+    moved[:, coordinate] += x[:, coordinate].std()
+    with np.errstate(all="ignore"):
+        (_, here), (_, there) = target.evaluate_prior(x, True), target.evaluate_prior(moved, True)
+        if here is None or there is None:
+            return True
+        change = np.median(np.abs(there - here) / (1.0 + np.abs(here)), axis=0)
+    return bool((np.delete(change, coordinate) > _CHANGED).any())
 
 
 def growth_of_a_side(before: Sequence[Array], after: Sequence[Array]) -> float:

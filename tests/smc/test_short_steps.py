@@ -10,12 +10,13 @@ from ppl_backends.kernels.tuning import Uneven, acceptance_tuning
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.core import Resampled
 from ppl_backends.smc.evidence import LineageVariance
+from ppl_backends.smc.health import advice_for_neck
 from ppl_backends.smc.moves import MoveSettings, MoveSummary, UntilMixed
 from ppl_backends.smc.path import BridgePath, Power, PriorPath
 from ppl_backends.smc.records import SMCResult, Stage
 from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.smc.schedule import Schedule
-from ppl_backends.smc.short_steps import move_with_short_steps
+from ppl_backends.smc.short_steps import move_with_short_steps, prior_depends_on
 from ppl_backends.smc.start import StartFigures
 from tests.toys import funnel, wide_regression
 
@@ -53,6 +54,32 @@ def test_draws_without_the_neck_go_into_it(seed):
     found = move_with_short_steps(*_arguments(exact_draws(seed, least=-4.0)), np.random.default_rng(seed))
     assert found.shift > 4.0
     assert (found.coordinate, found.upwards) == (0, False)
+
+
+def test_advice_is_to_write_a_model_non_centred_only_if_a_prior_depends_on_the_scale():
+    """Both targets are y = u s + noise at heart, with log s in coordinate 0; in one u s has the prior N(0, s²)."""
+
+    def centred(x):
+        log_prior = -0.5 * x[:, 0] ** 2 - x[:, 0] - 0.5 * x[:, 1] ** 2 * np.exp(-2 * x[:, 0])
+        slope = np.stack([-x[:, 0] - 1 + x[:, 1] ** 2 * np.exp(-2 * x[:, 0]), -x[:, 1] * np.exp(-2 * x[:, 0])], axis=1)
+        return log_prior, slope
+
+    def non_centred(x):
+        return -0.5 * (x**2).sum(axis=1), -x
+
+    def likelihood(x):
+        residual = 1.0 - x[:, 1] * np.exp(x[:, 0])
+        return -0.5 * residual**2, residual[:, None] * np.stack([x[:, 1], np.ones(len(x))], axis=1) * np.exp(x[:, :1])
+
+    x = np.random.default_rng(0).standard_normal((200, 2))
+    for log_prior, expected, advice in (
+        (centred, True, "write the variables"),
+        (non_centred, False, "no prior depends"),
+    ):
+        target = pb.FunctionTarget(2, likelihood, log_prior, lambda n, rng: rng.standard_normal((n, 2)))
+        assert prior_depends_on(target, x, 0) is expected
+        assert advice_for_neck("s", expected).startswith(advice)
+    assert prior_depends_on(pb.FunctionTarget(2, likelihood), x, 0)  # the prior is not known
 
 
 def _arguments(x):
