@@ -267,6 +267,8 @@ def test_missing_data_and_files(tmp_path):
         stan_target(PROGRAMS / "regression.stan")
     with pytest.raises(ModelError, match="no such data file"):
         stan_target(PROGRAMS / "regression.stan", "nowhere.json")
+    with pytest.raises(ModelError, match="data: the name 'N' occurs twice in one JSON object"):
+        stan_target(PROGRAMS / "regression.stan", '{"N": 3, "K": 1, "N": 4}')
     with pytest.raises(ModelError, match="no such Stan program"):
         stan_target("nowhere.stan")
     with pytest.raises(ModelError, match="no such library"):

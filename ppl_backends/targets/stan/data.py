@@ -34,11 +34,27 @@ def read_data(data: Any) -> dict[str, Any]:
             raise ModelError(f"{path}: no such data file")
         text, source = read_text(path), str(path)
     try:
-        content = json.loads(text) if text.strip() else {}
+        content = json.loads(text, object_pairs_hook=_without_duplicates) if text.strip() else {}
     except json.JSONDecodeError as error:
         raise ModelError(f"{source}: not valid JSON: {error}") from None
+    except _DuplicateName as error:
+        raise ModelError(f"{source}: the name {str(error)!r} occurs twice in one JSON object") from None
     if not isinstance(content, dict):
         raise ModelError(f"{source}: expected a JSON object that maps variable names to values")
+    return content
+
+
+class _DuplicateName(Exception):
+    """A name that occurs twice in a JSON object."""
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object as a dict, and raise an error if a name occurs twice, of which only the last would be kept."""
+    content: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in content:
+            raise _DuplicateName(name)
+        content[name] = value
     return content
 
 
