@@ -82,7 +82,7 @@ def test_methods_agree_on_models_of_bambi(kind, tmp_path):
 
 
 def test_group_effects_keep_their_dims():
-    idata = pb.sample_importance(group_effects(), draws=64, chains=2, **OPTIONS)
+    idata = pb.sample_importance(group_effects(), draws=256, chains=2, **OPTIONS)
     effect = group(idata, "posterior")["1|g"]
     assert list(effect.dims[2:]) == ["g__factor_dim"]
     assert list(effect["g__factor_dim"].values) == list("abcdef")

@@ -166,10 +166,10 @@ def check_mode(target: BaseTarget, modes: _Modes, row: int) -> ModeCheck:
             f"{where}); no mode there"
         )
     elif not decrement < DECREMENT_TOLERANCE * (1 if axes is not None else 1e3):
-        where = target.names[int(np.argmax(np.abs(x)))]
+        farthest = int(np.argmax(np.abs(x)))
         trouble = (
             f"no mode found in {modes.iterations} iterations (Newton decrement {decrement:.3g} posterior standard "
-            f"deviations, largest coordinate {where} = {np.abs(x).max():.3g})"
+            f"deviations, {target.names[farthest]} at {x[farthest]:.3g} on the unconstrained scale)"
         )
     else:
         trouble = _trouble_along_axes(target, x, log_density, curvature, axes, figures)

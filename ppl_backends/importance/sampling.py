@@ -27,6 +27,7 @@ from ppl_backends.importance.outside import LARGEST_UNDEFINED, OutsidePoints
 from ppl_backends.importance.proposals import Proposal, make_proposal
 from ppl_backends.importance.tails import with_tails
 from ppl_backends.numerics.weights import (
+    FEWEST_INDEPENDENT,
     LARGEST_PARETO_K,
     ImportanceEvidence,
     effective_sample_size,
@@ -163,9 +164,9 @@ def sample_importance(
     SamplerWarning
         If the evidence and its error cannot be trusted. Reasons are: the efficiency factor is below 0.1; Pareto k is
         above 0.7 with more than 2 % of the weight in that tail; draws of the prior show more than 2 % of the
-        posterior's mass in regions without points; the effective sample size of a mean or sd is below 50 (2 % of the
-        points, if that is less); the search for modes ended while it still found new ones; a search near the points
-        found a narrow mode with more than 1 % of the mass that is not in the proposal.
+        posterior's mass in regions without points; the effective sample size of a mean or sd is below 100; the search for
+        modes ended while it still found new ones; a search near the points found a narrow mode with more than 1 % of the
+        mass that is not in the proposal.
 
     References
     ----------
@@ -196,23 +197,22 @@ def sample_importance(
     if not given:
         warn_if_poor(target, approximation, "approximation")
     run = partial(_run, target, draws=draws, qmc=qmc, generators=generators, progressbar=progressbar)
-    for left in reversed(range(1 + (_MOST_MISSED if searches else 0))):
-        source, named = _proposal(target, approximation, proposal, fit_rng)
-        results = run(source)
-        missed = _missed_mode(target, approximation, source, results, fit_rng)
-        adds = left > 0 and missed is not None and (proposal == "auto" or not missed.wide)  # a heavy tail is no mode
-        if missed is None or not adds:
-            break
-        approximation = with_missed_mode(approximation, missed)
-    evidence = estimate_evidence(np.stack([chain.log_weights for chain in results]), scrambled=qmc)
-    points = _weighted_points(target, results, result_rng)
-    weights = _figures(target, source, results, evidence.log_evidence, prior_rng) | _poorest_moment(results, points)
-    trouble = _distrust(
-        weights,
-        points["log_weight"][1].size,
-        approximation.diagnostics,
-        [_said_of(missed, target, searches), _lone_point(target, results)],
-    )
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out
+        for left in reversed(range(1 + (_MOST_MISSED if searches else 0))):
+            source, named = _proposal(target, approximation, proposal, fit_rng)
+            results = run(source)
+            missed = _missed_mode(target, approximation, source, results, fit_rng)
+            if missed is None or left == 0 or (missed.wide and proposal != "auto"):  # a heavy tail is no mode
+                break
+            approximation = with_missed_mode(approximation, missed)
+        evidence = estimate_evidence(np.stack([chain.log_weights for chain in results]), scrambled=qmc)
+        points = _weighted_points(target, results, result_rng)
+        weights = _figures(target, source, results, evidence.log_evidence, prior_rng) | _poorest_moment(results, points)
+        trouble = _distrust(
+            weights,
+            approximation.diagnostics,
+            [_said_of(missed, target, searches), _lone_point(target, results)],
+        )
     if trouble:
         text = f"importance sampling from the {named} proposal: {trouble}: use sample_smc, which moves the points"
         warnings.warn(text, SamplerWarning, stacklevel=user_level())
@@ -337,7 +337,7 @@ def _lone_point(target: BaseTarget, chains: list[_Chain]) -> str:
     worst = int(np.argmax(np.abs(x - np.median(points, axis=0)) / np.maximum(high - low, 1e-300)))
     return (
         f"a single point, at `{target.names[worst]}` = {x[worst]:.3g} on the unconstrained scale, has a log weight that is "
-        f"{highest - second:,.0f} above any other (evaluate the model there: its likelihood may be numerically wrong)"
+        f"{highest - second:.3g} above any other (evaluate the model there: its likelihood may be numerically wrong)"
     )
 
 
@@ -362,8 +362,7 @@ def _weigh(
 ) -> tuple[Array, Array]:
     """Return one set of points ``(n, dim)`` of the proposal and their log weights ``(n,)``."""
     x = proposal.from_uniform(_cube(proposal, points, qmc, rng))
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out in the tails
-        return x, target.log_density(x) - proposal.log_density(x)
+    return x, target.log_density(x) - proposal.log_density(x)
 
 
 def _run_chain(target: BaseTarget, proposal: Proposal, draws: int, qmc: bool, rng: np.random.Generator) -> _Chain:
@@ -432,7 +431,7 @@ def _missed_share(
     return float(np.exp(logsumexp(evaluation.log_likelihood) + log_integral - log_evidence) / len(x))
 
 
-def _distrust(weights: Mapping[str, Any], n_points: int, figures: Mapping[str, float], known: Sequence[str]) -> str:
+def _distrust(weights: Mapping[str, Any], figures: Mapping[str, float], known: Sequence[str]) -> str:
     """Return the faults of the weights with their figures, and those already ``known``."""
     efficiency, k, missed = weights["efficiency_factor"], weights["pareto_k"], weights["missed_share"]
     ess, undefined = weights["smallest_ess"], weights["undefined_share"]
@@ -441,9 +440,10 @@ def _distrust(weights: Mapping[str, Any], n_points: int, figures: Mapping[str, f
         reasons.append(f"efficiency factor {efficiency:.2g} < {SMALLEST_EFFICIENCY}")
     if heavy_tail(k, weights["tail_share"]):
         reasons.append(f"Pareto k {k:.2f} > {LARGEST_PARETO_K}")
-    if few_independent(ess, n_points):
+    if few_independent(ess):
         reasons.append(
-            f"the Monte Carlo error of the mean or sd of {weights['smallest_ess_of']} is {100 / ess**0.5:.0f} % of the sd"
+            f"the points are worth {ess:.0f} independent draws, fewer than {FEWEST_INDEPENDENT:.0f}, so the Monte Carlo "
+            f"error of the mean or sd of {weights['smallest_ess_of']} is {100 / ess**0.5:.0f} % of the sd (increase draws)"
         )
     if missed is not None and missed > LARGEST_MISSED_SHARE:
         reasons.append(

@@ -16,12 +16,12 @@ from ppl_backends.numerics.arrays import Array
 
 LARGEST_PARETO_K = 0.7
 NEGLIGIBLE_TAIL = 0.02  # largest share of the total weight in a heavy tail that is negligible
-# Effective draws of a mean below which it and the sd have an error above a seventh of the sd; or a fiftieth of the draws,
-# if these are few.
-_FEW_INDEPENDENT, _FEW_OF_DRAWS = 50.0, 0.02
+# Effective draws of all chains below which a mean has an error above a tenth of the sd: a mean that is off by a fifth is two
+# standard errors away.
+FEWEST_INDEPENDENT = 100.0
 # Share of the draws on either side at which coordinates are cut before they are squared.
 OUTER = 0.01
-_ROUNDING = 1e-13  # of a log evidence, relative
+_ROUNDING = 1e-13  # of a log evidence or of a coordinate that is constant, relative
 
 
 def normalised_weights(log_weights: Array) -> tuple[Array, float]:
@@ -59,16 +59,16 @@ def ess_of_moments(x: Array, weights: Array, draws: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # coordinates that are constant or not finite
         away = (x - weights @ x) ** 2
         square = (cut - weights @ cut) ** 2
-        variance = weights @ square
-        of_mean = weights @ away / (squared @ away)
-        of_sd = 4 * variance**2 / (squared @ (square - variance) ** 2)
+        variance, whole = weights @ square, weights @ away
+        of_mean = np.where(whole > (_ROUNDING * np.abs(x).max(axis=0)) ** 2, whole / (squared @ away), np.inf)
+        of_sd = np.where(np.isinf(of_mean), np.inf, 4 * variance**2 / (squared @ (square - variance) ** 2))
     ess: Array = np.fmin(np.nan_to_num(of_mean, nan=np.inf), np.nan_to_num(of_sd, nan=np.inf))
     return ess
 
 
-def few_independent(ess: float, draws: int, enough: float = 1.0) -> bool:
-    """Return whether moments with ``ess`` effective draws, of ``draws``, are too poor, by ``enough`` times the bound."""
-    return ess < enough * min(_FEW_INDEPENDENT, _FEW_OF_DRAWS * draws)
+def few_independent(ess: float) -> bool:
+    """Return whether moments with ``ess`` effective draws are too poor to be trusted."""
+    return ess < FEWEST_INDEPENDENT
 
 
 def systematic_resampling(weights: Array, n: int, rng: np.random.Generator) -> NDArray[np.intp]:

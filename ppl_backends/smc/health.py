@@ -14,7 +14,7 @@ from ppl_backends.approximations.missed_modes import LostMode, lost_mode_reason,
 from ppl_backends.errors import SamplerWarning, user_level
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.numerics.gaps import modes
-from ppl_backends.numerics.weights import few_independent
+from ppl_backends.numerics.weights import FEWEST_INDEPENDENT, few_independent
 from ppl_backends.smc.evidence import EvidenceEstimate, ess_of_means, precision_of_sds, sums_by_lineage
 from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.smc.records import SMCResult
@@ -35,8 +35,9 @@ _FEW_LINEAGES = 20
 # sampling, and the lineages give its error.
 _ENOUGH_LINEAGES = 50
 _FEW_DISTINCT = 0.05  # of the draws
-# Multiple of the smallest trusted ESS, below which finished runs are repeated on a finer ladder.
-_COARSE = 4.0
+# Effective draws of a mean, or their share of all draws if that is less, below which finished runs are repeated on a finer
+# ladder.
+_COARSE, _COARSE_SHARE = 200.0, 0.08
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # largest standard error of a bridge that may replace tempering
 # Nats; if a ladder lost more than that, the last particles are not trusted either.
@@ -99,12 +100,11 @@ def is_too_coarse(figures: Figures) -> bool:
 
     A finer ladder does not help if few draws of the start were inside the support.
     """
-    runs = figures.runs
+    runs, n = figures.runs, sum(len(run.x) for run in figures.runs)
     if not all(run.complete for run in runs) or any(run.start.n_draws > len(run.x) for run in runs):
         return False
-    return (
-        figures.evidence.runs_disagree or bool(_few_independent_draws(figures, _COARSE)) or bool(figures.disagreement)
-    )
+    few = figures.ess < min(_COARSE, _COARSE_SHARE * n)
+    return figures.evidence.runs_disagree or few or bool(figures.disagreement)
 
 
 def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) -> tuple[list[SMCResult], str]:
@@ -201,17 +201,14 @@ def _lost(figures: Figures, names: Sequence[str] = ()) -> list[str]:
     return [] if figures.lost is None else [lost_mode_reason(figures.lost, names)]
 
 
-def _few_independent_draws(figures: Figures, enough: float = 1.0) -> list[str]:
-    """Return a reason if means or sds rest on few lineages, or differ between runs.
-
-    ``enough`` multiplies the number that is required.
-    """
-    ess, n = figures.ess, sum(len(run.x) for run in figures.runs)
-    if not few_independent(ess, n, enough):
+def _few_independent_draws(figures: Figures) -> list[str]:
+    """Return a reason if means or sds rest on few lineages, or differ between runs."""
+    ess = figures.ess
+    if not few_independent(ess):
         return []
     return [
-        f"the Monte Carlo error of a posterior mean or sd is {100 / ess**0.5:.0f} % of the sd, as when few particles decide "
-        "the shares of separated modes: increase draws"
+        f"the draws are worth {ess:.0f} independent ones, fewer than {FEWEST_INDEPENDENT:.0f}, so the Monte Carlo error of a "
+        f"posterior mean or sd is {100 / ess**0.5:.0f} % of the sd: increase draws"
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ppl_backends.approximations.missed_modes import LostMode, lost_mode_reason
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
-from ppl_backends.numerics.weights import few_independent
+from ppl_backends.numerics.weights import FEWEST_INDEPENDENT, few_independent
 from ppl_backends.results.convergence import LARGEST_RHAT, effective_draws, rank_rhat
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.targets.protocol import Array
@@ -88,7 +88,7 @@ def _of_swaps(run: Run, found: Diagnostics) -> list[str]:
 
 
 def _of_draws(run: Run, found: Diagnostics, names: Sequence[str]) -> list[str]:
-    said, draws = [], run.x.shape[0] * run.x.shape[1]
+    said = []
     if len(run.x) > 1 and run.x.shape[1] >= _FEWEST_DRAWS:
         worst = int(np.argmax(np.nan_to_num(found.rhat, nan=np.inf)))
         if not found.rhat[worst] <= LARGEST_RHAT:
@@ -96,11 +96,11 @@ def _of_draws(run: Run, found: Diagnostics, names: Sequence[str]) -> list[str]:
                 f"the chains have not converged: R-hat is {found.rhat[worst]:.2f} for `{names[worst]}`, above "
                 f"{LARGEST_RHAT}: increase tune and draws"
             )
-    if few_independent(float(found.ess.min()), draws):
+    if few_independent(float(found.ess.min())):
         worst = int(np.argmin(found.ess))
         said.append(
             f"the draws of `{names[worst]}` are worth {found.ess[worst]:.0f} independent ones in its mean or standard "
-            "deviation: increase draws"
+            f"deviation, fewer than {FEWEST_INDEPENDENT:.0f}: increase draws"
         )
     return said
 

@@ -98,8 +98,8 @@ def test_power_is_a_learning_rate(data):
     x = np.random.default_rng(1).normal(size=(3, 2))
     np.testing.assert_allclose(half.evaluate(x).log_likelihood, 0.5 * posterior.evaluate(x).log_likelihood)
     assert pb.fit_ep(half).sd.sum() > pb.fit_ep(posterior).sd.sum()
-    tempered = pb.sample_smc(posterior, draws=300, chains=1, power=0.5, **QUIET)
-    direct = pb.sample_smc(half, draws=300, chains=1, **QUIET)
+    tempered = pb.sample_smc(posterior, draws=300, chains=2, power=0.5, **QUIET)
+    direct = pb.sample_smc(half, draws=300, chains=2, **QUIET)
     np.testing.assert_array_equal(draws(tempered), draws(direct))
 
 

@@ -171,7 +171,7 @@ def test_one_chain_reports_a_bound_from_the_weights():
 
 
 def test_same_seed_same_result_and_it_can_be_saved(tmp_path):
-    first, again = (run(log_gamma_target(), draws=50, chains=2) for _ in range(2))
+    first, again = (run(log_gamma_target(), draws=200, chains=2) for _ in range(2))
     np.testing.assert_array_equal(group(first, "posterior")["x"], group(again, "posterior")["x"])
     first.to_netcdf(tmp_path / "is.nc")
     assert (tmp_path / "is.nc").stat().st_size > 0

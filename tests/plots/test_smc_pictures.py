@@ -55,7 +55,7 @@ def test_ladder_draws_the_parameters_asked_for_on_the_axes_given(run):
 
 def test_ladder_draws_six_parameters_by_default(run):
     assert len(pb.plot_ladder(run)) == 5
-    wide = pb.sample_smc(conjugate_gaussian(8).target, draws=200, chains=1, random_seed=1, progressbar=False)
+    wide = pb.sample_smc(conjugate_gaussian(8).target, draws=300, chains=2, random_seed=1, progressbar=False)
     assert len(pb.plot_ladder(wide)) == 6
 
 

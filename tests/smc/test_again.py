@@ -63,7 +63,7 @@ def test_a_run_in_order_is_made_once(known):
 
 
 def test_a_share_that_was_asked_for_is_kept():
-    with pytest.warns(PPLBackendsWarning, match="the Monte Carlo error of a posterior mean or sd"):
+    with pytest.warns(PPLBackendsWarning, match="independent ones, fewer than 100, so the Monte Carlo error"):
         idata = pb.sample_smc(late_mode(), ess_threshold=0.5, draws=1000, random_seed=1, progressbar=False)
     attrs = group(idata, "posterior").attrs
     assert attrs["run_again"] == 0

@@ -81,7 +81,7 @@ def test_the_integral_along_the_path_is_the_evidence(idata):
 
 
 def test_a_run_without_its_ladder_says_how_to_keep_it():
-    idata = pb.sample_smc(gamma_poisson().target, draws=50, chains=1, random_seed=1, progressbar=False)
+    idata = pb.sample_smc(gamma_poisson().target, draws=200, chains=2, random_seed=1, progressbar=False)
     with pytest.raises(ModelError, match="keep_ladder=True"):
         pb.reweight(idata, power=0.5)
     with pytest.raises(ModelError, match="power="):

@@ -92,10 +92,10 @@ def test_approximations_are_near_and_say_that_they_are_no_more(kind):
 
 def test_every_likelihood_has_its_pointwise_group():
     model, *_ = several_likelihoods()
-    idata = pb.sample_importance(model, draws=64, chains=2, log_likelihood=True, **OPTIONS)
+    idata = pb.sample_importance(model, draws=128, chains=2, log_likelihood=True, **OPTIONS)
     found = group(idata, "log_likelihood")
-    assert found["y"].shape == (2, 64, 3)
-    assert found["counts"].shape == (2, 64, 4)
+    assert found["y"].shape == (2, 128, 3)
+    assert found["counts"].shape == (2, 128, 4)
     theta = group(idata, "posterior")["theta"].values[..., None]
     np.testing.assert_allclose(found["y"], stats.norm(theta, 0.7).logpdf([0.4, 1.1, 0.8]))
 
