@@ -25,6 +25,7 @@ from ppl_backends.targets.state_space.target import axis_of_rows, later_labels
 
 LOW_ESS, LOW_SHARE = 10.0, 0.02  # a row whose effective sample size is below both is a collapse
 MOST_VARIANCE = 3.0  # largest variance of log L̂ without a warning
+MOST_FACTOR = 20.0  # more particles by which the variance is expected to fall as one over their number
 FEW_ANCESTORS = 10
 
 
@@ -82,7 +83,8 @@ def particle_filter(
     arviz.InferenceData or xarray.DataTree
         ``posterior`` holds ``states`` (chain, draw, time), smoothed by backward sampling, or along ancestral lines if
         the model has no ``log_transition``. Its attributes are ``log_likelihood``, the log of the mean of the filters'
-        unbiased estimates; its standard error ``log_likelihood_se``; ``log_likelihood_variance``, the variance of one
+        unbiased estimates; its standard error ``log_likelihood_se``, which is infinite if one filter's log L̂ has a
+        variance above 3; ``log_likelihood_variance``, the variance of one
         filter's log L̂; and ``warnings``. ``filtered`` holds ``mean``, ``sd`` and ``quantile`` of every row's state
         given the rows up to it, ``forecast`` the same of rows after the data, whose coordinates continue those of the
         data if these have equal steps, and are numbers of rows otherwise. ``sample_stats`` holds ``ess``,
@@ -185,9 +187,12 @@ def _likelihood(history: History, series: Any, n_particles: int) -> _Likelihood:
     se = float(relative.std(ddof=1) / np.sqrt(n)) if n > 1 else np.nan
     variance = float(log_likelihood[alive].var(ddof=1)) if alive.sum() > 1 else np.nan
     if variance > MOST_VARIANCE:
+        se = np.inf  # the largest of few estimates is most of their mean
+        few = variance <= MOST_FACTOR
+        more = f"raise n_particles to about {round(n_particles * variance)} for a variance of one"
         alarms.append(
-            f"the log likelihood of one filter has variance {variance:.1f}: raise n_particles to about "
-            f"{round(n_particles * variance)} for a variance of one"
+            f"the log likelihood {log_mean:.1f} is too low by an unknown amount, because that of one filter has variance "
+            f"{variance:.1f}: {more if few else 'use a proposal= or heavier tails, or compare with many more particles'}"
         )
     return _Likelihood(log_mean, se, variance, alarms)
 

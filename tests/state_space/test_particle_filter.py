@@ -78,10 +78,13 @@ def test_smoothing_without_the_density_of_a_transition_says_how_few_paths_there_
 def test_an_outlier_is_named():
     y = np.array([0.1, 0.2, 30.0, 0.1])
     with pytest.warns(SamplerWarning) as caught:
-        pb.particle_filter(model_of(y), values={"rho": 0.9}, n_particles=100, method="bootstrap", random_seed=1)
+        found = pb.particle_filter(model_of(y), values={"rho": 0.9}, n_particles=100, method="bootstrap", random_seed=1)
     said = " ".join(str(each.message) for each in caught)
     assert "of 100 particles at row 2 of 'y': increase n_particles, or give the model a proposal=" in said
-    assert "the log likelihood of one filter has variance" in said
+    assert "is too low by an unknown amount, because that of one filter has variance" in said
+    attrs = found.posterior.attrs  # it is far below the exact one, which a standard error of at most one would not say
+    assert attrs["log_likelihood"] < kalman(y)[0] - 10
+    assert attrs["log_likelihood_se"] == np.inf
 
 
 def test_filters_without_weight_are_refused_by_row():
