@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -152,7 +152,7 @@ def laplace(
     """Fit a Gaussian at the mode of a Stan program's posterior."""
     with _on_program(model, data, output) as (pb, target, finish):
         approximation = pb.fit_laplace(target, progressbar=not quiet)
-        finish(approximation.to_inference_data(draws=draws, random_seed=seed))
+        finish(approximation.to_inference_data(draws=draws, random_seed=seed), kind="stats")
 
 
 @app.command()
@@ -170,7 +170,7 @@ def ep(
     """Run expectation propagation on a Stan program that has a linear predictor and log_lik."""
     with _on_program(model, data, output, predictor=predictor) as (pb, target, finish):
         approximation = pb.fit_ep(target, progressbar=not quiet)
-        finish(approximation.to_inference_data(draws=draws, random_seed=seed))
+        finish(approximation.to_inference_data(draws=draws, random_seed=seed), kind="stats")
 
 
 @app.command()
@@ -186,7 +186,7 @@ def vi(
     """Fit the Gaussian with the highest evidence lower bound to a Stan program's posterior."""
     with _on_program(model, data, output) as (pb, target, finish):
         approximation = pb.fit_vi(target, family=family, random_seed=seed, progressbar=not quiet)
-        finish(approximation.to_inference_data(draws=draws, random_seed=seed))
+        finish(approximation.to_inference_data(draws=draws, random_seed=seed), kind="stats")
 
 
 @app.command()
@@ -240,6 +240,11 @@ def _on_program(model: Path, data: Path | None, output: Path | None, **options: 
         for given in filter(None, (model, data)):
             if output is not None and output.resolve() == given.resolve():
                 raise ModelError(f"--output {str(output)!r} is the file of the model or of the data; give another name")
+        if model.suffix == ".py":
+            raise ModelError(
+                f"{str(model)!r} is a Python file, and this command runs Stan programs: in Python call "
+                "ppl_backends.sample_smc(model), with a model of PyMC or Bambi"
+            )
         target = pb.as_target(str(model), None if data is None else str(data), **options)
         yield pb, target, partial(_finish, output=output, target=target)
 
@@ -265,10 +270,13 @@ def _named_output(output: Path) -> Iterator[None]:
 def _finish(idata: Any, output: Path | None, target: Any, kind: str = "all") -> None:
     """Print the summary of the program's parameters and the evidence, and write the file.
 
-    ``kind="stats"`` leaves out diagnostics of Markov chains, which do not apply to draws resampled by weights.
+    ``kind="stats"`` leaves out R-hat, which compares chains: independent and resampled draws have none.
     """
     from ppl_backends.results.inference_data import group, normalised_evidence_error
 
+    if _is_unfinished(group(idata, "posterior").attrs):
+        typer.echo("nothing is printed or written, because the run did not reach the posterior", err=True)
+        raise typer.Exit(130)
     names = [name for name in target.parameter_names if name in group(idata, "posterior")]
     _print_summary(idata, names or None, kind)
     attrs = group(idata, "posterior").attrs
@@ -276,23 +284,34 @@ def _finish(idata: Any, output: Path | None, target: Any, kind: str = "all") -> 
     evidence = f"{label} {float(attrs.get(name, float('nan'))):.3f}"
     if f"{name}_se" in attrs:
         evidence += f", standard error {float(attrs[f'{name}_se']):.4f}"
-    console.print(f"{evidence} ({attrs['accuracy']})", highlight=False)
+    console.print(f"{evidence} ({attrs['accuracy']})", highlight=False, soft_wrap=True)
     if "log_prior_normalizer_note" in attrs:
         less = float(attrs[name]) - float(attrs["log_prior_normalizer"])
         error = normalised_evidence_error(attrs, name)
         known = f", standard error {error:.4f}" if error == error else ""
-        console.print(f"under the normalised prior {less:.3f}{known}: compare models by this", highlight=False)
+        text = f"under the normalised prior {less:.3f}{known}: compare models by this"
+        console.print(text, highlight=False, soft_wrap=True)
     if output is not None:
         sys.stdout.flush()
         _write(idata, output)
-        console.print(f"wrote {output}", highlight=False, markup=False)
+        console.print(f"wrote {output}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _is_unfinished(attrs: Mapping[str, Any]) -> bool:
+    """Return whether a run was stopped before any chain reached the posterior."""
+    return float(attrs.get("complete", 1)) == 0 and not {"log_evidence", "elbo"} & set(attrs)
 
 
 def _print_summary(idata: Any, names: list[str] | None = None, summary_kind: str = "all") -> None:
-    """Print the first rows of a summary of the variables ``names`` (default: all)."""
+    """Print the first rows of a summary of the variables ``names`` (default: all).
+
+    Draws are particles, resampled or independent. They are no Markov chain, so ArviZ's effective sample sizes, which
+    come from autocorrelations within a chain, do not apply.
+    """
     import arviz as az
 
     summary = az.summary(idata, var_names=names, kind=summary_kind)
+    summary = summary[[column for column in summary if not column.startswith(("ess_", "mcse_"))]]
     typer.echo(summary.head(SUMMARY_ROWS).to_string())
     if len(summary) > SUMMARY_ROWS:
         typer.echo(f"... and {len(summary) - SUMMARY_ROWS} rows more")

@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import xarray as xr
 from typer.testing import CliRunner
 
+import ppl_backends as pb
 from ppl_backends.cli import app
 
 # y ~ N(mu, 1), mu ~ N(0, 1): the evidence of y is N(y; 0, I + 11ᵀ).
@@ -91,7 +93,8 @@ def test_stan_commands(stan_files, tmp_path):
         assert printed_evidence(result.output) == pytest.approx(LOG_EVIDENCE, abs=tolerance)
         assert "mu" in result.output
         assert "eta" not in result.output  # the table is of the parameters
-        assert ("ess_bulk" in result.output) == (command != "importance")  # resampled draws are no Markov chain
+        assert "ess_bulk" not in result.output  # no draws are a Markov chain
+        assert ("r_hat" in result.output) == (command == "smc")
         with xr.open_dataset(output, group="posterior", engine="h5netcdf") as posterior:
             assert float(posterior["mu"].mean()) == pytest.approx(sum(Y) / 5, abs=5 * np.sqrt(1 / 5 / 1000))
     result = invoke("vi", *stan_files, "--seed", 1, "--quiet")
@@ -108,6 +111,22 @@ def test_stan_commands(stan_files, tmp_path):
     assert result.exit_code == 1
     assert len(result.stderr.strip().splitlines()) == 1
     assert result.stderr.startswith("error:")
+
+
+@pytest.mark.filterwarnings("always::ppl_backends.errors.SamplerWarning")
+def test_a_run_stopped_before_the_posterior_gives_no_result(stan_files, tmp_path, monkeypatch):
+    monkeypatch.setattr(pb, "sample_smc", partial(pb.sample_smc, max_time=0.0))
+    result = invoke("smc", *stan_files, "--output", tmp_path / "part.nc", "--quiet")
+    assert result.exit_code == 130
+    assert "a checkpoint continues the run" in result.stderr
+    assert result.stdout == ""
+    assert not (tmp_path / "part.nc").exists()
+
+
+def test_a_python_file_is_sent_to_python(tmp_path):
+    result = invoke("smc", tmp_path / "model.py")
+    assert result.exit_code == 1
+    assert "in Python call ppl_backends.sample_smc(model)" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["laplace", "ep", "importance", "smc"])
