@@ -364,6 +364,22 @@ class FilterPath(RowsPath):
             f"weights, or n_particles={most} or more"
         ]
 
+    def causes(self, runs: Sequence[SMCState]) -> list[str]:
+        """Return the filters as the cause of distrust if their log estimates are noisy at the draws of a run."""
+        populations = [run.population for run in runs]
+        found = [
+            (self._variance(each, np.random.default_rng(each.fresh)), each.n_particles)
+            for each in populations
+            if each.stop
+        ]
+        if not found or max(found)[0] <= _LOSSY:
+            return []
+        variance, size = max(found)
+        return [
+            f"log estimates of {size} particles have variance {variance:.1f} at the draws, so filters are the likely cause: "
+            "give the model a proposal=, or raise n_particles until it is near one"
+        ]
+
     def states_of(self, runs: Sequence[SMCState], rng: np.random.Generator) -> Array:
         """Return paths of states from the filters of all runs ``(chain, draw, n_rows[, d])``, NaN after the rows seen."""
         found = []
@@ -385,21 +401,25 @@ class FilterPath(RowsPath):
         return self.with_parts(changed, stage, increments[:, : population.first].sum(axis=1))
 
     def measured(self, population: FilterParticles, rng: np.random.Generator) -> FilterParticles:
-        """Return the particles with the variance of the log estimate, from pairs of fresh filters at every second θ.
+        """Return the particles with the variance of the log estimate, and new N_x that it asks for."""
+        if not np.isfinite(self.growth.above):
+            return population
+        variance = self._variance(population, rng)
+        wanted = self.growth.wanted(population.n_particles, variance, bool(self.regenerates))
+        return replace(population, fresh=draw_seeds(rng, len(population.x)), wanted=wanted, variance=variance)
+
+    def _variance(self, population: FilterParticles, rng: np.random.Generator) -> float:
+        """Return the variance of the log estimate, from pairs of fresh filters at every second θ.
 
         It uses the median of the squared differences, because the differences at a few θ where filters fail are unbounded.
         """
-        if not np.isfinite(self.growth.above):
-            return population
         n, half = len(population.x), len(population.x) // 2
         chosen = np.concatenate([np.tile(2 * np.arange(half), 2), np.zeros(n - 2 * half, dtype=np.intp)])
         filters = self._filters(population.x[chosen], population.stop, population.n_particles, draw_seeds(rng, n))
         estimates = filters.log_likelihood
         with np.errstate(invalid="ignore"):
             square = (estimates[:half] - estimates[half : 2 * half]) ** 2
-        variance = float(np.median(np.where(np.isnan(square), np.inf, square))) / (2.0 * _MEDIAN_OF_SQUARE)
-        wanted = self.growth.wanted(population.n_particles, variance, bool(self.regenerates))
-        return replace(population, fresh=draw_seeds(rng, n), wanted=wanted, variance=variance)
+        return float(np.median(np.where(np.isnan(square), np.inf, square))) / (2.0 * _MEDIAN_OF_SQUARE)
 
 
 def _path_again(

@@ -166,6 +166,10 @@ class RowsPath(TemperingPath):
         """Return reasons, each with its figure, not to trust results of this path."""
         return []
 
+    def causes(self, runs: Sequence[SMCState]) -> list[str]:
+        """Return likely causes, each with its figure, of results that are not trusted."""
+        return []
+
     def states_of(self, runs: Sequence[SMCState], rng: np.random.Generator) -> Array:
         """Return paths of states ``(chain, draw, n_rows[, d])`` if particles have filters."""
         raise NotImplementedError

@@ -69,6 +69,7 @@ def ibis_inference_data(
     runs, unfinished = split_finished(runs, *asked)
     figures = figures_of(runs, evidence_of(runs))
     reasons = distrust(figures, names=path.target.names) + path.reasons(runs)
+    reasons += path.causes(runs) if reasons else []
     verdict = Verdict(with_prior_error(figures.evidence, path), "tempering", reasons)
     warn_if_distrusted(unfinished, verdict.reasons)
     idata = smc_inference_data(

@@ -23,6 +23,7 @@ from ppl_backends.targets.state_space.target import axis_of_rows
 
 _FEW = 400  # effective draws, which give means a Monte Carlo error of a twentieth of the sd
 _LONG_STAY = 50  # draws
+_NOISY = 20.0  # variance of log estimates above which the number of particles that is needed is not known
 
 
 @checked(
@@ -161,10 +162,12 @@ def warn_of_stuck_chains(idata: Any) -> None:
     if not worth < _FEW:
         return
     more = int(np.ceil(draws * _FEW / worth))
+    noisy, times = variance > _NOISY, int(np.ceil(max(2.0, variance)))
+    better = "give the model a proposal= if it has none" if noisy else f"n_particles={grid(times * n)}"
     said = (
         f"the effective sample size is {worth:.0f}, because a chain stayed at one estimate for {stay} of {draws} draws (log "
         f"estimates of {n} particles have variance {variance:.1f}): use about draws={more} for {_FEW} effective draws, or "
-        f"n_particles={grid(2 * n)}"
+        f"{better}"
     )
     attrs = idata["posterior"].attrs
     attrs["warnings"] = "; ".join(filter(None, (attrs.get("warnings"), said)))

@@ -3,6 +3,7 @@
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
@@ -140,6 +141,8 @@ def test_after_an_outlier_an_exchange_loses_the_particles():
     _, log_weights = made._exchange(replace(drawn, wanted=64))
     exchanged = np.exp(log_weights)
     assert exchanged.sum() ** 2 / (exchanged**2).sum() < 0.05 * len(weights)
+    assert "log estimates of 4 particles have variance" in made.causes([SimpleNamespace(population=drawn)])[0]
+    assert not made.causes([SimpleNamespace(population=replace(drawn, n_particles=512))])
 
 
 def filters_belong_to_their_points(regenerates=""):
