@@ -1,5 +1,7 @@
 """Nested Laplace approximations with hyper-parameters, against exact posteriors."""
 
+import pickle
+
 import numpy as np
 import pytest
 from scipy import sparse, stats
@@ -166,6 +168,8 @@ def test_hyper_parameters_found_in_a_model(fitted):
         pm.Poisson("y", pm.math.exp(rate), observed=COUNTS)
     found, described = quiet(model), fitted
     assert found.hyper.names == ("log_tau",)
+    stored = pickle.loads(pickle.dumps(found))
+    np.testing.assert_array_equal(*(q.sample(5, np.random.default_rng(1)) for q in (stored, found)))
     np.testing.assert_allclose(found.mean, described.mean, atol=2e-3)
     np.testing.assert_allclose(found.sd, described.sd, rtol=2e-3)
     assert found.log_evidence == pytest.approx(described.log_evidence, abs=2e-3)

@@ -172,7 +172,7 @@ def _described(target: BaseTarget, hyper: Any, factors: Any, initvals: Any, poin
         return NamedHyperParameters(target, index, np.array(start, dtype=np.float64).reshape(-1)[: target.dim], points)
     if target.latent_gaussian is not None:
         return SparseLatent(target.latent_gaussian)
-    return None if factors is None or not len(factors.hyper_names) else SparseLatent(factors)
+    return None if factors is None or not len(factors.hyper_names) else SparseLatent(factors, target)
 
 
 def improve(

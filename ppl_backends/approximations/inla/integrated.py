@@ -48,13 +48,21 @@ class Node(NamedTuple):
 
 
 class SparseLatent:
-    """A latent Gaussian model or factors with hyper-parameters, fitted given these by sparse matrices."""
+    """A latent Gaussian model or factors with hyper-parameters, fitted given these by sparse matrices.
 
-    def __init__(self, described: Any) -> None:
-        self._described = described
+    Factors hold compiled functions. With the ``target`` that they were found in, a copy finds them again.
+    """
+
+    def __init__(self, described: Any, target: BaseTarget | None = None) -> None:
+        self._described, self._target = described, target
         self.hyper_names, self.start = tuple(described.hyper_names), np.asarray(described.start, dtype=np.float64)
         self.hyper_coordinates, self.coordinates = described.hyper_coordinates, described.coordinates
         self.log_hyper_prior = described.log_hyper_prior
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._target is None:
+            return SparseLatent, (self._described,)
+        return _latent_of_factors, (self._target,)
 
     def fit(self, phi: Array, start: LatentFit | None) -> LatentFit:
         """Return the latent posterior given φ, from a neighbour's mode."""
@@ -81,6 +89,10 @@ class SparseLatent:
         if len(self.coordinates) > MAX_DENSE_DIM:
             return np.empty((0, len(self.start)))
         return dispersed_by_density(self.log_hyper_prior, self.start, n, rng)
+
+
+def _latent_of_factors(target: BaseTarget) -> SparseLatent:
+    return SparseLatent(target.factors, target)
 
 
 class _Posterior:
