@@ -17,6 +17,7 @@ from scipy.integrate import quad
 
 from ppl_backends.errors import ModelError
 from ppl_backends.model_search.space import Bits
+from ppl_backends.numerics.arrays import for_kernels
 from ppl_backends.targets.factors import Factors, StudentT
 from ppl_backends.targets.factors.sites import ScaledSites, SiteFamily
 from ppl_backends.targets.protocol import Array, Index
@@ -85,7 +86,8 @@ class Switched:
             return None
         design = likelihood.design.toarray() if sparse.issparse(likelihood.design) else likelihood.design
         prior = np.array(known).reshape(-1, 4)
-        return Compiled(np.ascontiguousarray(design.T), likelihood.offset, family.y, family.extra, family.family, prior)
+        design, offset, y, extra = map(for_kernels, (design.T, likelihood.offset, family.y, family.extra))
+        return Compiled(design, offset, y, extra, family.family, prior)
 
     def _prior_row(self, j: int) -> tuple[float, float, float, float] | None:
         """Return mean, precision, scale and degrees of freedom of a coefficient's prior, if it is of a known kind."""

@@ -21,6 +21,14 @@ def as_floats(name: str, value: Any) -> Array:
         raise ModelError(f"{name}: expected an array of numbers, got {_kind(value)}") from None
 
 
+def for_kernels(value: Any) -> Array:
+    """Return ``value`` as floats in C order that can be written, itself if it is so already.
+
+    Numba compiles a function again for arrays of another order, and for arrays that cannot be written.
+    """
+    return np.require(value, np.float64, ["C", "W"])
+
+
 def _kind(value: Any) -> str:
     """Return a few words on what is not an array of numbers."""
     if isinstance(value, str):

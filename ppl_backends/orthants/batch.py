@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ppl_backends.numerics.arrays import for_kernels
 from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.row_kernels import compute_rows, estimate_rows
 from ppl_backends.orthants.solvers import scramble
@@ -48,7 +49,7 @@ def log_rectangles(mean: Array, cholesky: Array, lower: Array, upper: Array, uni
     (array([-0.693, -1.841]), array([-0.798, -1.525]))
     """
     found, arguments = _prepared(mean, cholesky, lower, upper)
-    points = np.ascontiguousarray(uniforms, dtype=float)
+    points = for_kernels(uniforms)
     estimate_rows(*arguments, points if points.ndim == 3 else points[None], *found)
     return found
 
@@ -59,7 +60,7 @@ def best_log_rectangles(mean: Array, cholesky: Array, lower: Array, upper: Array
     Rows with parameters that are not finite, or without a Cholesky factor, have probability zero.
     """
     found, arguments = _prepared(mean, cholesky, lower, upper)
-    compute_rows(*arguments, np.ascontiguousarray(uniforms), *found)
+    compute_rows(*arguments, for_kernels(uniforms), *found)
     return found
 
 
@@ -74,4 +75,4 @@ def _prepared(*arguments: Array) -> tuple[RowDerivatives, list[Array]]:
     n, dim = arguments[0].shape
     by_mean, by_lower, by_upper = np.zeros((n, dim)), np.zeros((n, dim)), np.zeros((n, dim))
     found = RowDerivatives(np.empty(n), by_mean, by_lower, by_upper, np.zeros((n, dim, dim)))
-    return found, [np.ascontiguousarray(x, dtype=float) for x in arguments]
+    return found, [for_kernels(x) for x in arguments]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ppl_backends.numerics.arrays import for_kernels
 from ppl_backends.orthants import kernels
 from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.ordering import Rectangle
@@ -61,5 +62,7 @@ def move(
     active = np.flatnonzero(rectangle.lead < k)
     rows, lower, upper = rectangle.rows[active, :k], rectangle.lower[active], rectangle.upper[active]
     mean = tilt.future(rectangle, k)
+    moved = for_kernels(z)
     for _ in range(repeats):
-        kernel(rng, z, rows, lower, upper, mean)
+        kernel(rng, moved, rows, lower, upper, mean)
+    z[:] = moved

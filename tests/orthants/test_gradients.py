@@ -11,6 +11,7 @@ from ppl_backends.math import log_rectangle
 from ppl_backends.orthants import rectangle_gradient
 from ppl_backends.orthants.batch import best_log_rectangles, fixed_points, log_rectangles
 from ppl_backends.orthants.closed import bivariate
+from ppl_backends.orthants.row_kernels import estimate_rows
 from ppl_backends.orthants.solvers import scramble
 from ppl_backends.orthants.vector_kernels import LANES, exp_all, phi_all
 from tests.orthants import exact
@@ -102,6 +103,18 @@ def test_rows_agree_with_single_rectangles():
         assert abs(found.log_p[i] - single.log_p) < 1e-4
         for name in ("mean", "lower", "upper", "cholesky"):
             np.testing.assert_allclose(getattr(found, name)[i], getattr(single, name), atol=1e-3)
+
+
+def test_arrays_of_every_kind_take_the_same_compiled_function():
+    mean, lower, upper = rows(6)
+    arguments = (mean, np.array([CHOLESKY] * 6), lower, upper, fixed_points(64, 0))
+    first = log_rectangles(*arguments)
+    forms = list(estimate_rows.signatures)
+    others = [np.asfortranarray(each) for each in arguments]
+    for each in others[:2]:
+        each.flags.writeable = False
+    np.testing.assert_array_equal(log_rectangles(*others).log_p, first.log_p)
+    assert estimate_rows.signatures == forms
 
 
 def test_graph_and_its_gradient():

@@ -20,6 +20,7 @@ from scipy.linalg import solve_triangular
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.subsampling.compiled_kernels import CompiledRows
 from ppl_backends.numerics import newton
+from ppl_backends.numerics.arrays import for_kernels
 from ppl_backends.numerics.differences import difference_hessian
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.factors import compiled as sites
@@ -179,10 +180,7 @@ class SiteRows(Rows):
     ) -> None:
         self.design = np.ascontiguousarray(design, dtype=np.float64)
         self.n, self.dim = self.design.shape
-        fill = [
-            np.ascontiguousarray(np.broadcast_to(np.asarray(v, dtype=np.float64), self.n)) for v in (offset, y, extra)
-        ]
-        self.offset, self.y, self.extra = fill
+        self.offset, self.y, self.extra = (for_kernels(np.broadcast_to(v, self.n)) for v in (offset, y, extra))
         self.family, self.log_prior_and_potentials = family, log_prior
         self._at_mode = np.empty((self.n, 4))
         if expansion_point is None:

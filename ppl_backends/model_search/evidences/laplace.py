@@ -14,6 +14,7 @@ from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.laplace_kernels import estimate, fit, log_evidences, mean_sites
 from ppl_backends.model_search.space import Bits
 from ppl_backends.model_search.switched import Compiled, Switched
+from ppl_backends.numerics.arrays import for_kernels
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.targets.protocol import Array
 
@@ -157,7 +158,8 @@ class ImportanceEvidence(Evidence):
         """Return the proposal's mean and factor, which are cached."""
         key = np.packbits(columns).tobytes()
         if key not in self._fitted:
-            self._fitted[key] = self.proposal.fit(columns)
+            mean, factor = self.proposal.fit(columns)
+            self._fitted[key] = for_kernels(mean), for_kernels(factor)
         return self._fitted[key]
 
     def draw(self, columns: Bits, rng: np.random.Generator) -> tuple[float, Array]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from ppl_backends.errors import ModelError, PriorSamplingError
+from ppl_backends.numerics.arrays import for_kernels
 from ppl_backends.targets.factors.design import as_design
 from ppl_backends.targets.factors.families import Normal
 from ppl_backends.targets.factors.prior import GaussianPrior
@@ -336,7 +337,8 @@ class _ManyRows:
     """The log likelihood of rows of one compiled family, and its gradient; constants come from the family itself."""
 
     def __init__(self, factors: Factors, family: CompiledFamily) -> None:
-        self._arguments = (np.ascontiguousarray(factors.design), factors.offset, family.y, family.extra, family.family)
+        columns = map(for_kernels, (factors.offset, family.y, family.extra))
+        self._arguments = (np.ascontiguousarray(factors.design), *columns, family.family)
         zero = np.zeros((1, factors.dim))
         exact = factors.log_site(factors.predictor(zero)).sum() + factors.log_constant
         self._constant = float(exact - self._sums(zero)[0][0])
