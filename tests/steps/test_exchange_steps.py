@@ -91,15 +91,15 @@ def test_whole_model_in_both_loops(model):
     ],
 )
 def test_approximate_steps_say_so_once_in_pymc(model, make):
+    step_of_langevin = "Langevin" in type(make()).__name__
+    n = {"draws": 50, "tune": 50} if step_of_langevin else {"draws": 800, "tune": 400}
     with model, pytest.warns(SamplerWarning, match="is approximate") as caught:
-        idata = pm.sample(
-            step=make(), draws=800, tune=400, chains=2, cores=1, compute_convergence_checks=False, **QUIET
-        )
+        idata = pm.sample(step=make(), chains=2, cores=1, compute_convergence_checks=False, **n, **QUIET)
     assert sum("is approximate" in str(warning.message) for warning in caught) == 1
     stats = group(idata, "sample_stats")
     assert (stats["approximate"] == 1).all()
     assert np.isfinite(stats["acceptance_error"].values).any()
-    if "Langevin" not in type(make()).__name__:
+    if not step_of_langevin:
         check(idata, slack=0.1)
 
 
