@@ -213,7 +213,7 @@ def test_chains_that_stay_at_an_estimate_are_told_with_what_helps(stay, told):
         r"for 300 of 1000 draws \(log estimates of 10 particles have variance 5\.0\): "
         r"use about draws=\d{4} for 400 effective draws, "
     )
-    assert not told or re.search(match + r"or n_particles=24$", str(caught[0].message))
+    assert not told or re.search(match + r"or n_particles=64$", str(caught[0].message))
 
 
 def test_bad_input_is_refused_in_one_line():
