@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 
+import arviz
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import xarray as xr
 
 import ppl_backends as pb
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.marginal_likelihood import Evidence
-from ppl_backends.results.inference_data import as_inference_data, group
+from ppl_backends.results.inference_data import as_inference_data, group, is_inference_data
 from ppl_backends.targets import FunctionTarget
 from tests.toys import conjugate_gaussian, gamma_poisson
 
@@ -48,6 +50,15 @@ def test_probabilities_of_draws(draws):
     assert table["trusted"].all()
     assert table["probability"].sum() == pytest.approx(1)
     assert table["log_evidence"].is_monotonic_decreasing
+
+
+@pytest.mark.filterwarnings("error")
+def test_results_are_recognised_without_a_warning_of_arviz():
+    """ArviZ 1.3 warns, by a class of FutureWarning, where its InferenceData is looked up."""
+    assert arviz.__version__
+    found = as_inference_data({"posterior": xr.Dataset({"x": (("chain", "draw"), np.zeros((2, 4)))})})
+    assert is_inference_data(found)
+    assert not is_inference_data({})
 
 
 def test_models_of_different_data_are_named():

@@ -69,8 +69,9 @@ def _without(data: xr.Dataset, name: str) -> xr.Dataset:
 
 def is_inference_data(value: Any) -> bool:
     """Return whether a value is InferenceData of either kind."""
-    kind = getattr(sys.modules.get("arviz"), "InferenceData", xr.DataTree)
-    return isinstance(value, xr.DataTree | kind)
+    if isinstance(value, xr.DataTree):
+        return True
+    return ARVIZ_MAJOR == 0 and "arviz" in sys.modules and isinstance(value, sys.modules["arviz"].InferenceData)
 
 
 def inference_data(*groups: str) -> Option:
