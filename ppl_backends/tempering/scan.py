@@ -244,7 +244,18 @@ def adapted(ensemble: Ensemble, record: Record, plan: Plan) -> Ensemble:
     rows = (nearest + ensemble.levels * np.arange(chains)[:, None]).ravel()
     replicas = replace(ensemble.replicas.take(rows), beta=np.tile(betas, chains))
     index = np.tile(np.arange(levels), (chains, 1))
-    return Ensemble(replicas, betas, changed, index, np.zeros_like(index), ensemble.time)
+    return Ensemble(replicas, betas, changed, index, _kept_ends(ensemble, nearest), ensemble.time)
+
+
+def _kept_ends(ensemble: Ensemble, nearest: Index) -> Index:
+    """Return which end each replica visited last, at new temperatures that take the states of the ``nearest`` old ones.
+
+    A round trip that began in an earlier round counts when it is complete. Of the copies of a state one keeps its history.
+    """
+    ends = np.take_along_axis(ensemble.ends, ensemble.replica[:, nearest], axis=1)
+    copies = np.setdiff1d(np.arange(len(nearest)), np.unique(nearest, return_index=True)[1])
+    ends[:, copies] = 0
+    return ends
 
 
 def _moves(now: int, correlation: float) -> int:

@@ -18,17 +18,18 @@ from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.smc.short_steps import move_with_short_steps, prior_depends_on
 from ppl_backends.smc.start import StartFigures
+from ppl_backends.targets import FunctionTarget
 from tests.toys import funnel, wide_regression
 
 N = 2000
 
 
-def run_of(x):
+def run_of(x, target=None, scale=0.15):
     """Return a run that ended in the points ``x`` of a funnel, with the step that runs come to there, and the path."""
-    start = pb.GaussianApproximation(np.zeros(6), np.diag(np.r_[9.0, np.full(5, 4.0)]))
-    path = BridgePath(funnel(5), start)
+    start = pb.GaussianApproximation(np.zeros(x.shape[1]), np.diag(np.r_[9.0, np.full(x.shape[1] - 1, 4.0)]))
+    path = BridgePath(funnel(5) if target is None else target, start).for_moves(gradient=True)
     state = path.evaluate(x, 1.0, True)
-    moves = MoveSummary(1, 1.0, 0.15, 0.0, 1.0, 0.0, 0.0)
+    moves = MoveSummary(1, 1.0, scale, 0.0, 1.0, 0.0, 0.0)
     stage = Stage(1.0, 0.0, N, x.mean(axis=0), x.std(axis=0), N, moves, 0.0)
     rng = np.random.default_rng(0)
     run = SMCResult(state, rng, LineageVariance(N), 0.0, StartFigures(0.0), stages=(stage,))
@@ -80,6 +81,47 @@ def test_advice_is_to_write_a_model_non_centred_only_if_a_prior_depends_on_the_s
         assert prior_depends_on(target, x, 0) is expected
         assert advice_for_neck("s", expected).startswith(advice)
     assert prior_depends_on(pb.FunctionTarget(2, likelihood), x, 0)  # the prior is not known
+
+
+@pytest.mark.parametrize(("least", "goes_in"), [(-1.0, True), (-np.inf, False)])
+def test_a_neck_opposite_to_the_energy_errors_is_found(least, goes_in):
+    """Non-centred eight schools, where the data have large scales centred: errors are on that side."""
+    target, draws = schools_and_draws(np.random.default_rng(1), least)
+    path, run = run_of(draws, target, 0.87)
+    found = move_with_short_steps(path, Hmc(), [run], np.random.default_rng(1))
+    if goes_in:
+        assert found.shift > 2.5
+        assert (found.coordinate, found.upwards) == (1, False)
+    else:
+        assert found.shift < 4.0
+
+
+def schools_and_draws(rng, least):
+    """Return the density of mu, u = log tau and theta, and exact points of its part where u is above ``least``."""
+    y, sd = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+
+    def density(x):
+        mu, tau, theta = x[:, :1], np.exp(x[:, 1:2]), x[:, 2:]
+        z, left = (theta - mu) / tau, (y - theta) / sd
+        value = (
+            -0.5 * ((z**2).sum(1) + (left**2).sum(1) + mu[:, 0] ** 2 / 25) - 7 * x[:, 1] - np.log(25 + tau[:, 0] ** 2)
+        )
+        slopes = [
+            (z / tau).sum(1, keepdims=True) - mu / 25,
+            (z**2).sum(1, keepdims=True) - 7 - 2 * tau**2 / (25 + tau**2),
+        ]
+        return value, np.hstack([*slopes, left / sd - z / tau])
+
+    u = np.linspace(-9.0, 5.0, 4001)
+    variance = np.exp(2 * u)[:, None] + sd**2
+    precision, shift = (1 / variance).sum(1) + 1 / 25, (y / variance).sum(1)
+    log_p = u - np.log(25 + np.exp(2 * u)) - 0.5 * ((y**2 / variance + np.log(variance)).sum(1) - shift**2 / precision)
+    p = np.exp(log_p - 0.5 * np.log(precision)) * (u > least)
+    row = rng.choice(len(u), N, p=p / p.sum())
+    mu = shift[row] / precision[row] + rng.standard_normal(N) / precision[row] ** 0.5
+    narrow = 1 / sd**2 + np.exp(-2 * u[row])[:, None]
+    theta = (y / sd**2 + mu[:, None] * np.exp(-2 * u[row])[:, None]) / narrow
+    return FunctionTarget(10, density), np.column_stack([mu, u[row], theta + rng.standard_normal((N, 8)) / narrow**0.5])
 
 
 def _arguments(x):

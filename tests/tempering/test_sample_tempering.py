@@ -210,6 +210,12 @@ def test_rounds_double_and_add_up():
     assert round_lengths(0) == []
 
 
+def test_round_trips_that_began_in_an_earlier_round_count():
+    ensemble = Ensemble(None, np.array([0.0, 0.5, 1.0]), None, np.array([[2, 0, 1]]), np.array([[1, 2, 0]]))
+    # replicas 2, 0 and 1 are at the three temperatures, and the second temperature is copied
+    assert scans._kept_ends(ensemble, np.array([0, 1, 1, 2])).tolist() == [[0, 1, 0, 2]]
+
+
 def test_stepping_stones_of_exact_draws():
     rng, betas = np.random.default_rng(4), np.linspace(0, 1, 6)
     x = rng.standard_normal((4, 2000, 6)) / np.sqrt(1 + 3 * betas)
