@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.protocol import Array, sanitize
 from ppl_backends.targets.stan.data import PackedData, pack, to_arrays, to_json
 from ppl_backends.targets.stan.variables import Variable, parse_names
 
@@ -139,14 +139,16 @@ class CompiledModel:
         return refused
 
     def evaluate(self, x: Array, gradient: bool, threads: int) -> tuple[Array, Array | None]:
-        """Return log density ``(n,)`` and gradient ``(n, dim)``; -inf and zeros if the program throws."""
+        """Return log density ``(n,)`` and gradient ``(n, dim)``; -inf and zeros if the program throws.
+
+        A gradient that is not finite becomes zeros, and its log density stays.
+        """
         x, value, slope = np.ascontiguousarray(x), np.full(len(x), -np.inf), np.zeros_like(x, order="C")
         if not gradient:
             self._each("bs_log_density", (False, True), x, value)
-            return np.where(np.isfinite(value), value, -np.inf), None
+            return sanitize(value)
         self._each("bs_log_density_gradient", (False, True), x, value, slope)
-        finite = np.isfinite(value) & np.isfinite(slope).all(axis=1)
-        return np.where(finite, value, -np.inf), np.where(finite[:, None], slope, 0.0)
+        return sanitize(value, slope)
 
     def evaluate_without_jacobian(self, x: Array, gradient: bool) -> tuple[Array, Array | None]:
         """Return the log density of the parameters in model space ``(n,)``, and its gradient in ``x``, point by point."""
@@ -155,8 +157,7 @@ class CompiledModel:
             self._each("bs_log_density_gradient", (False, False), x, value, slope)
         else:
             self._each("bs_log_density", (False, False), x, value)
-        finite = np.isfinite(value) & np.isfinite(slope).all(axis=1)
-        return np.where(finite, value, -np.inf), np.where(finite[:, None], slope, 0.0) if gradient else None
+        return sanitize(value, slope if gradient else None)
 
     def constrain(self, x: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> tuple[Array, int]:
         """Return flat values ``(n, columns)``, NaN if the program throws, and the number of such points."""

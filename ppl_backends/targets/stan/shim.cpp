@@ -239,7 +239,8 @@ void for_each(int64_t n, int threads, Outcome& outcome, const Task& task) {
   for (auto& helper : helpers) helper.join();
 }
 
-// Value, and gradient unless null, of one point: -inf and zeros unless both are finite.
+// Value, and gradient unless null, of one point: -inf and zeros unless the value is finite. A gradient that is not finite
+// becomes zeros, and the value stays: leapfrog steps are exact with any function of the point in the gradient's place.
 void evaluate(const stan::model::model_base& model, const double* x, double* value, double* gradient) {
   const Eigen::Index dim = model.num_params_r();
   *value = negative_infinity;
@@ -257,11 +258,12 @@ void evaluate(const stan::model::model_base& model, const double* x, double* val
   } else if (!std::isfinite(density)) {
     slope.setZero();
     throw std::domain_error("the log density is not finite");
-  } else if (gradient && !slope.allFinite()) {
-    slope.setZero();
-    throw std::domain_error("the gradient of the log density is not finite");
   } else {
     *value = density;
+    if (gradient && !slope.allFinite()) {
+      slope.setZero();
+      throw std::domain_error("the gradient of the log density is not finite, and counts as zero");
+    }
   }
 }
 

@@ -229,7 +229,7 @@ class StanTarget(BaseTarget):
         [point] = as_points(x, self.dim)
         self._model.messages.clear()
         value, _ = self._model.evaluate(point[None], True, 1)
-        if np.isfinite(value[0]):
+        if np.isfinite(value[0]) and not self._model.messages:
             return "the log density and its gradient are finite"
         said = self._model.messages[-1] if self._model.messages else "the log density is -inf"
         missing = missing_values(self.data)
