@@ -56,6 +56,16 @@ def is_poor_start(approximation: Any) -> bool:
     return not approximation.diagnostics.get("distance", np.inf) <= 1.0
 
 
+def no_mode_reason(approximation: Any) -> str:
+    """Return a reason for distrust if an approximation is Laplace's without a mode, else an empty string.
+
+    Even weights do not show that its points miss the posterior, as deep in the neck of a funnel.
+    """
+    if approximation.method != "laplace" or approximation.converged or "distance" in approximation.diagnostics:
+        return ""
+    return f"the points may be far from the posterior, because Laplace's method found no mode ({approximation.trouble})"
+
+
 @checked(idata=inference_data("posterior"))
 def from_draws(idata: Any, model: Any = None, *, data: Any = None, **target_options: Any) -> GaussianApproximation:
     """Return the Gaussian with the mean and covariance of the draws of a posterior, on the unconstrained space.

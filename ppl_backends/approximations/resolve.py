@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 from numpy.linalg import LinAlgError
 
 from ppl_backends.approximations.ep import EPApproximation, EPMixture, fit_ep
@@ -54,6 +55,37 @@ def resolve_start(
     if found is None or _misses_a_mode(target, found):
         found = with_other_modes(target, _fit(target, "laplace", random_seed, argument))
     return found
+
+
+def nearest_start(target: BaseTarget, approximation: Any, rng: np.random.Generator) -> Any:
+    """Return the source of points of importance sampling; warn if it is poor.
+
+    For ``"auto"`` it is the variational approximation if Laplace's is poor and farther from the posterior.
+    """
+    found = resolve_start(target, approximation, random_seed=rng)
+    if not isinstance(approximation, str):
+        return found
+    nearer = variational_if_nearer(target, found, rng) if approximation == "auto" else found
+    instead = "" if nearer is found else "; points come from variational inference instead"
+    warn_if_poor(target, found, "approximation", instead)
+    return nearer
+
+
+def variational_if_nearer(target: BaseTarget, approximation: Any, rng: np.random.Generator) -> Any:
+    """Return the variational Gaussian if the Gaussian at a single mode is a poor start and farther from the posterior.
+
+    The mode of a funnel is deep in its neck, which has almost no mass. Variational inference ends in its mouth.
+    """
+    if not is_poor_start(approximation) or not isinstance(approximation, GaussianApproximation):
+        return approximation
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ApproximationWarning)  # weights correct a poor start
+        try:
+            other = fit_vi(target, random_seed=rng, progressbar=False)
+        except ModelError:
+            return approximation
+    at_mode = approximation.diagnostics.get("distance", np.inf)
+    return other if other.diagnostics.get("distance", np.inf) < at_mode else approximation
 
 
 def warn_if_poor(target: BaseTarget, approximation: Any, argument: str, instead: str = "") -> None:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats.qmc import Sobol
 
+from ppl_backends.approximations.given import no_mode_reason
 from ppl_backends.approximations.missed_modes import LostMode, find_missed_mode, lost_mode_reason, with_missed_mode
-from ppl_backends.approximations.resolve import resolve_start, warn_if_poor
+from ppl_backends.approximations.resolve import nearest_start
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, OutsidePoints
 from ppl_backends.importance.proposals import Proposal, make_proposal
@@ -193,9 +194,7 @@ def sample_importance(
     searches = not given and approximation == "auto"
     if not target.likelihood_is_known:
         target = _estimated(target, given, estimate_rng)
-    approximation = resolve_start(target, approximation, random_seed=fit_rng)
-    if not given:
-        warn_if_poor(target, approximation, "approximation")
+    approximation = nearest_start(target, approximation, fit_rng)
     run = partial(_run, target, draws=draws, qmc=qmc, generators=generators, progressbar=progressbar)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out
         for left in reversed(range(1 + (_MOST_MISSED if searches else 0))):
@@ -211,7 +210,7 @@ def sample_importance(
         trouble = _distrust(
             weights,
             approximation.diagnostics,
-            [_said_of(missed, target, searches), _lone_point(target, results)],
+            [no_mode_reason(approximation), _said_of(missed, target, searches), _lone_point(target, results)],
         )
     if trouble:
         text = f"importance sampling from the {named} proposal: {trouble}: use sample_smc, which moves the points"

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.given import is_poor_start
 from ppl_backends.approximations.modes import with_other_modes
-from ppl_backends.approximations.resolve import resolve_approximation, resolve_start, warn_if_poor
-from ppl_backends.approximations.variational import fit_vi
-from ppl_backends.errors import ApproximationWarning, ModelError, PriorSamplingError, SamplerWarning, user_level
+from ppl_backends.approximations.resolve import (
+    resolve_approximation,
+    resolve_start,
+    variational_if_nearer,
+    warn_if_poor,
+)
+from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
 from ppl_backends.importance.tails import with_tails
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.smoothed import SmoothedCycle
@@ -67,27 +70,10 @@ def _approximation_path(
     if name == "laplace":
         approximation = with_other_modes(target, approximation)
     path = from_prior() if is_poor_start(approximation) else None
-    nearer = _variational_if_nearer(target, approximation, rng) if path is None else approximation
+    nearer = variational_if_nearer(target, approximation, rng) if path is None else approximation
     instead = "the prior" if path is not None else "variational inference" if nearer is not approximation else ""
     warn_if_poor(target, approximation, "initial", f"; starting from {instead} instead" if instead else "")
     return BridgePath(target, nearer, with_tails(target, nearer)) if path is None else path
-
-
-def _variational_if_nearer(target: BaseTarget, approximation: Any, rng: np.random.Generator) -> Any:
-    """Return the variational Gaussian if the Gaussian at a single mode is a poor start and farther from the posterior.
-
-    The mode of a funnel is deep in its neck, which has almost no mass. Variational inference ends in its mouth.
-    """
-    if not is_poor_start(approximation) or not isinstance(approximation, GaussianApproximation):
-        return approximation
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ApproximationWarning)  # weights correct a poor start
-        try:
-            other = fit_vi(target, random_seed=rng, progressbar=False)
-        except ModelError:
-            return approximation
-    at_mode = approximation.diagnostics.get("distance", np.inf)
-    return other if other.diagnostics.get("distance", np.inf) < at_mode else approximation
 
 
 def _prior_path_if_any(

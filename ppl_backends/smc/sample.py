@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.given import no_mode_reason
 from ppl_backends.approximations.missed_modes import LostMode, find_missed_mode, with_missed_mode
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.tails import with_tails
@@ -422,9 +423,14 @@ def _resampled(run: SMCResult, parents: Index) -> SMCResult:
 
 
 def _with_start(verdict: Verdict, path: TemperingPath) -> Verdict:
-    """Return the verdict on a run; if it is not trusted, add the fault of the Gaussian that it started from."""
+    """Return the verdict on a run; if it is not trusted, add the fault of the Gaussian that it started from.
+
+    A run from a Gaussian without a mode is not trusted.
+    """
     start = path.approximation
-    if not verdict.reasons or not isinstance(start, GaussianApproximation) or not start.trouble:
+    if not isinstance(start, GaussianApproximation) or not start.trouble:
+        return verdict
+    if not verdict.reasons and not no_mode_reason(start):
         return verdict
     said = f"the {start.method} approximation that it starts from is far from the posterior ({start.trouble})"
     return verdict._replace(reasons=[*verdict.reasons, said])

@@ -7,7 +7,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from ppl_backends.approximations import GaussianApproximation
-from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.errors import ApproximationWarning, ModelError, SamplerWarning
 from ppl_backends.importance import sample_importance
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets import FunctionTarget
@@ -231,3 +231,29 @@ def test_a_likelihood_that_is_wrong_far_out_is_named():
     with pytest.warns(SamplerWarning, match=r"a single point, at `x\[0\]` = .* above any other"):
         idata = sample_importance(target, draws=256, chains=4, proposal="t", random_seed=1, progressbar=False)
     assert group(idata, "posterior").attrs["log_evidence_trusted"] == 0
+
+
+def test_points_around_no_mode_are_not_trusted():
+    y, dim = np.random.default_rng(3).normal(0.0, 0.8, 12), 13  # a centred hierarchy with a half-Cauchy scale
+
+    def density(x):
+        b, log_scale = x[:, :-1], x[:, -1]
+        precision = np.exp(-2 * log_scale)
+        value = norm.logpdf(y, b).sum(1) - 0.5 * precision * (b**2).sum(1) - 12 * (log_scale + 0.5 * np.log(2 * np.pi))
+        value += np.log(2 / np.pi) - np.logaddexp(0.0, 2 * log_scale) + log_scale
+        slope = np.empty_like(x)
+        slope[:, :-1] = y - b - b * precision[:, None]
+        slope[:, -1] = precision * (b**2).sum(1) - 11 - 2 * expit(2 * log_scale)
+        return value, slope
+
+    target = FunctionTarget(dim, density)
+    poor = pytest.warns(ApproximationWarning, match="poor start")
+    with poor, pytest.warns(SamplerWarning, match="Laplace's method found no mode"):
+        run(target, approximation="laplace", draws=200)
+    poor = pytest.warns(ApproximationWarning, match="points come from variational inference")
+    with poor, pytest.warns(SamplerWarning, match="efficiency factor"):
+        idata = run(target, draws=1000)
+    scale = np.exp(np.linspace(-15, 15, 4001))
+    marginal = norm.logpdf(y[:, None], 0, np.sqrt(1 + scale**2)).sum(0) + np.log(2 / np.pi) - np.log1p(scale**2)
+    truth = np.log(np.trapezoid(np.exp(marginal), scale))
+    assert abs(group(idata, "posterior").attrs["log_evidence"] - truth) < 0.6
