@@ -124,8 +124,8 @@ KERNEL = 0.8  # the kernels' sd over the spacing of a lattice
 class Design(NamedTuple):
     """Nodes with the logs of their weights, the log of their sum of integrals, and the relative sd of a kernel.
 
-    ``cell`` is the step of a lattice ``(p, p)``, and None of a net. ``edge`` is the share of the weights at points of a
-    lattice where it ends before the density is low, because a neighbour has no approximation or the number of points is
+    ``cell`` is the step of a lattice ``(p, p)``, and None of a net. ``edge`` is the highest density, relative to the
+    mode's, at points of a lattice where it ends early, because a neighbour has no approximation or the number of points is
     limited. Of a net it is the share of points without an approximation.
     """
 
@@ -178,7 +178,7 @@ def lattice(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     apart = z - weights @ z
     smallest = np.sqrt(max(1e-12, float(np.linalg.eigvalsh((weights * apart.T) @ apart)[0])))
     spread = float(np.clip(KERNEL * spacing / smallest, 0.1, 0.7))
-    edge = float(sum(w for k, w in zip(found, weights, strict=True) if k in ends))
+    edge = max((float(w) for k, w in zip(found, weights, strict=True) if k in ends), default=0.0) / float(weights.max())
     log_evidence = float(logsumexp(log_posterior) + log_cell)
     return Design(list(found.values()), log_posterior, log_evidence, spread, edge, spacing * scale)
 

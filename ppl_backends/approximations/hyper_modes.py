@@ -28,7 +28,7 @@ VALLEY = 0.1  # nats
 CLIMBS = 2
 SMALLEST_EFFICIENCY = 0.25  # of the weights of a net of φ
 LARGEST_AROUND = 0.1  # share of the mass that a net does not cover
-LARGEST_EDGE = 0.05  # share of the weights at points where a design ends before the density is low
+LARGEST_EDGE = 0.05  # relative density where a lattice ends early, and share of points of a net without approximation
 WIDER, DRAWS_EACH = 2.0 ** np.array([0.5, 1.0, 2.0, 3.0, 4.0, 5.0]), 8  # scales of the Gaussians, and draws of each
 PRIOR_POINTS = 512
 PRIOR_SCALES = 2.0 ** np.arange(-1, 5)
@@ -40,18 +40,20 @@ def judge_design(
     """Return whether a design around one mode covers the posterior of φ; ``names`` are those of φ.
 
     ``effective`` is the effective number of its points, and ``starts`` ``(n, p)`` are dispersed points. The figures are
-    ``other_mode_share``, ``around_share`` (zero for a lattice) and ``edge_share``.
+    ``other_mode_share``, ``around_share`` (zero for a lattice) and ``edge``.
     """
     share, place = other_hyper_mode(posterior, mode, design, starts)
     around = share_around(posterior, mode, design) if design.cell is None else 0.0
-    figures = {"other_mode_share": share, "around_share": around, "edge_share": design.edge}
+    figures = {"other_mode_share": share, "around_share": around, "edge": design.edge}
     points = len(design.nodes)
     trouble = ""
     if design.cell is None and effective < SMALLEST_EFFICIENCY * points:
         trouble = f"only {effective:.0f} of {points} points of φ are effective, so they miss part of its posterior"
+    elif design.edge > LARGEST_EDGE and design.cell is None:
+        trouble = f"{design.edge:.0%} of the points of φ have no proper approximation"
     elif design.edge > LARGEST_EDGE:
         trouble = (
-            f"the points of φ end where its density is not low: those at the edge have {design.edge:.0%} of the weight"
+            f"the points of φ end where its density is {design.edge:.0%} of the highest, so its prior may be too wide"
         )
     elif around > LARGEST_AROUND:
         trouble = f"a region of the hyper-parameters around the points has {around:.0%} of the mass"

@@ -82,7 +82,10 @@ class SparseLatent:
 
     def refusal(self, phi: Array) -> str:
         """Return what to do if there is no fit at the first φ."""
-        return f"no proper approximation at the hyper-parameters {phi.round(3)}; use fit_laplace"
+        said = f"no proper approximation at the hyper-parameters {phi.round(3)}"
+        if self._target is None:
+            return f"{said}: the precision must be positive definite there, or constraints= must span its null space"
+        return f"{said}; use fit_laplace"
 
     def dispersed(self, n: int, rng: np.random.Generator) -> Array:
         """Return points of φ ``(n, p)``, about distributed as its prior; none for the largest models."""
@@ -143,10 +146,11 @@ class IntegratedLaplace(WithMarginals):
         The reason if it did not converge, with its figure.
     diagnostics : dict
         ``fits``, ``design_points`` and ``effective_points`` of φ, ``other_mode_share``, ``around_share`` and
-        ``edge_share`` (mass of φ at another mode and around a net, and weight of the points where they end before
-        the density is low), and at the most probable point ``evidence_correction`` (terms of second order),
-        ``mean_shift`` (largest distance of a mean from the mode, in standard deviations), ``sd_ratio`` (the ratio,
-        farthest from one, of a standard deviation to that of the Gaussian at the mode) and ``skewness`` (largest).
+        ``edge`` (mass of φ at another mode and around a net, and the relative density where a lattice ends early, or the
+        share of points of a net without an approximation), and at the most probable point ``evidence_correction``
+        (terms of second order), ``mean_shift`` (largest distance of a mean from the mode, in standard deviations),
+        ``sd_ratio`` (the ratio, farthest from one, of a standard deviation to that of the Gaussian at the mode) and
+        ``skewness`` (largest).
 
     Examples
     --------
