@@ -106,14 +106,14 @@ class Calibration:
     def coverage(self) -> pd.DataFrame:
         """Return the share of intervals of each level that contain the true value.
 
-        Ranks allow only some levels of central intervals between draws; the nearest one to the level asked for is used.
+        An interval between two draws may end inside a rank. That rank then counts by its part inside, so the expected
+        share under uniform ranks is the level.
         """
         shares = {}
         for level in LEVELS:
-            outside = round((1 - level) * self.n_ranks / 2)
-            inside = (self.ranks >= outside) & (self.ranks < self.n_ranks - outside)
-            nominal = 1 - 2 * outside / self.n_ranks
-            shares[f"coverage_{level:g}"] = inside.mean(axis=0) - nominal + level
+            outside = (1 - level) * self.n_ranks / 2
+            part = np.minimum(self.ranks + 1, self.n_ranks - outside) - np.maximum(self.ranks, outside)
+            shares[f"coverage_{level:g}"] = np.clip(part, 0.0, 1.0).mean(axis=0)
         return pd.DataFrame(shares, index=pd.Index(self.labels, name="quantity"))
 
     @property

@@ -1,5 +1,7 @@
 """Ranks of exact methods are uniform, and those of broken twins are not."""
 
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pymc as pm
@@ -39,6 +41,9 @@ def test_ranks_of_an_exact_method_are_uniform_and_those_of_a_narrow_twin_are_not
     assert result.calibrated
     assert result.failed == result.warned == 0
     assert abs(result.table["coverage_0.9"] - 0.9).max() < 4.5 * np.sqrt(0.09 / 300)
+    uniform = replace(result, ranks=np.tile(np.arange(result.n_ranks)[:, None], (1, len(result.labels))))
+    for level in (0.5, 0.8, 0.9, 0.95):
+        np.testing.assert_allclose(uniform.coverage[f"coverage_{level:g}"], level, rtol=1e-12)
     broken = pb.sbc(model, method=exact, options={"scale": 0.7}, **options)
     assert broken.p_value < 0.001
     assert not broken.calibrated
