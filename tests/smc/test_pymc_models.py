@@ -58,7 +58,7 @@ def test_eight_schools_reproduces_the_reference_posterior():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pima", "breast_wisconsin", "plasma"])
+@pytest.mark.parametrize("name", ["breast_wisconsin", "plasma"])
 def test_probit_evidence_of_importance_sampling_and_smc_agree(name):
     data = load_binary_regression(name)
     design = np.asarray(data.X)

@@ -34,7 +34,6 @@ def rough_start(known):
     [
         ("gaussian", "prior", None),
         ("skewed", "gaussian", None),
-        ("gaussian", "prior", 10),
         ("skewed", "prior", 10),
         ("bimodal", "prior", 10),
     ],
