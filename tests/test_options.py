@@ -174,14 +174,14 @@ def test_messages_are_one_short_line(value):
 def test_numbers_of_numpy_are_numbers():
     idata = pb.sample_smc(
         counting_target([]),
-        draws=np.int32(100),
+        draws=np.int32(500),
         chains=np.uint8(1),
         ess_threshold=np.float32(0.5),
         unbiased=np.False_,
         random_seed=np.int64(1),
         progressbar=False,
     )
-    assert idata["posterior"].sizes["draw"] == 100
+    assert idata["posterior"].sizes["draw"] == 500
 
 
 def test_the_habits_of_pymc_are_named():
