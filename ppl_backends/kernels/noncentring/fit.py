@@ -76,11 +76,21 @@ def _find(x: Array, gradient: Array) -> NonCentring | None:
         if np.isfinite(z).all():
             after = _nonlinear(z, change.gradient(z, slope))
             if _distance_from_gaussian(after) < _distance_from_gaussian(nonlinear) - _CLEARLY_NEARER:
-                best, nonlinear = candidate, after
-    return None if best is None else _fit(x, gradient, *best)
+                best, nonlinear, fitted = candidate, after, change
+    if best is None or step == 1:
+        return None if best is None else fitted
+    return _fit(x, gradient, best.roots, best.axes)
 
 
-def _candidates(x: Array, gradient: Array) -> Iterator[tuple[Roots, Array | None]]:
+class _Candidate(NamedTuple):
+    """Roots among coordinates along axes, and the precisions if they are fitted already."""
+
+    roots: Roots
+    axes: Array | None
+    precisions: tuple[Array, Array] | None = None
+
+
+def _candidates(x: Array, gradient: Array) -> Iterator[_Candidate]:
     """Yield roots of curves only, of scales along the coordinates, and of scales along other axes, with these axes."""
     yield from _along(None, no_roots(x.shape[1]), x, gradient)
     yield from _along(None, find_roots(x, gradient), x, gradient)
@@ -90,14 +100,14 @@ def _candidates(x: Array, gradient: Array) -> Iterator[tuple[Roots, Array | None
         yield from _along(axes, find_roots(x, gradient), x, gradient)
 
 
-def _along(axes: Array | None, roots: Roots, x: Array, gradient: Array) -> Iterator[tuple[Roots, Array | None]]:
+def _along(axes: Array | None, roots: Roots, x: Array, gradient: Array) -> Iterator[_Candidate]:
     """Yield roots among coordinates along axes, without and with those of curves; nothing if there are no effects."""
-    roots = _without_level(roots, x, gradient)
+    roots, precisions = _without_level(roots, x, gradient)
     if len(roots.effects):
-        yield roots, axes
+        yield _Candidate(roots, axes, precisions)
     bent = with_curves(roots, x, gradient)
     if len(bent.effects) > len(roots.effects):
-        yield bent, axes
+        yield _Candidate(bent, axes)
 
 
 def _turned(x: Array, gradient: Array, axes: Array) -> tuple[Array, Array]:
@@ -122,8 +132,10 @@ def _nonlinear(z: Array, gradient: Array) -> Array:
     return np.maximum(1.0 - explained / total, 0.0)
 
 
-def _fit(x: Array, gradient: Array, found: Roots, axes: Array | None) -> NonCentring:
-    """Fit the change of the effects, of coordinates along axes."""
+def _fit(
+    x: Array, gradient: Array, found: Roots, axes: Array | None, precisions: tuple[Array, Array] | None = None
+) -> NonCentring:
+    """Fit the change of the effects, of coordinates along axes; ``precisions`` if they are fitted to the same points."""
     if axes is not None:
         x, gradient = _turned(x, gradient, axes)
     effects, others = found.effects, np.setdiff1d(np.arange(x.shape[1]), found.effects)
@@ -132,7 +144,7 @@ def _fit(x: Array, gradient: Array, found: Roots, axes: Array | None) -> NonCent
     u = (x[:, others] - centre) / spread
     copies, sized = copies_of(x), np.hstack([u, size(u)])
     start = found.slopes[:, others].reshape(-1, len(effects))
-    log_scale, log_precision = _fit_precisions(sized, gradient[:, effects], start, copies)
+    log_scale, log_precision = precisions or _fit_precisions(sized, gradient[:, effects], start, copies)
     scales = scales_of(log_scale[0] + sized @ log_scale[1:], log_precision)
     # Without the noise of x, for a Gaussian density
     centred = x[:, effects] + scales.s * np.clip(scales.s * gradient[:, effects], -LARGEST_SLOPE, LARGEST_SLOPE)
@@ -148,8 +160,10 @@ def _products(roots: Index, n_others: int, size: int, n: int) -> Index:
     return pairs if columns <= n // POINTS_A_REGRESSOR and columns * size <= _LARGEST_DESIGN else pairs[:0]
 
 
-def _without_level(found: Roots, x: Array, gradient: Array) -> Roots:
-    """Return the same roots without effects around which others spread, which are means that they share.
+def _without_level(found: Roots, x: Array, gradient: Array) -> tuple[Roots, tuple[Array, Array] | None]:
+    """Return the same roots without effects around which others spread, and their precisions (None if not fitted).
+
+    Such effects are means that the others share.
 
     The mean of a hierarchy is as narrow as its effects, given them. If it is standardised like them, by the roots
     alone, all z spread together at small scales.
@@ -167,10 +181,10 @@ def _without_level(found: Roots, x: Array, gradient: Array) -> Roots:
         # The scales grow along the slopes of their logarithms: the remainder must go the other way.
         left = slopes * np.sign(change.log_scale[1 + np.searchsorted(change.others, roots)])
         if not np.any(left < -_LARGEST_LEFT):
-            break
+            return found, (change.log_scale, change.log_precision)
         ranks = np.apply_along_axis(rankdata, 0, z)
         found = found.without(int(np.argmax((np.atleast_2d(np.corrcoef(ranks.T)) ** 2).sum(axis=0))))
-    return found
+    return found, None
 
 
 def _fit_precisions(u: Array, slope: Array, start: Array, copies: float) -> tuple[Array, Array]:
