@@ -56,14 +56,15 @@ from ppl_backends.targets.digest import digest_of_approximation
 from ppl_backends.targets.protocol import BaseTarget
 from ppl_backends.targets.state_space.filter import FilterState
 
-_FORMAT = 4
-# The data needed to draw from a start and to evaluate it, by kind; EP's is a Gaussian.
-_GAUSSIAN = ("mean", "factor", "directions", "upper", "names", "method", "converged", "log_evidence", "accuracy")
-_MIXTURE = ("weights", "means", "_factors", "_roots", "_log_peak", "mean", "_cov", "names", "method")
+_FORMAT = 5
+# The data needed to draw from a start, to evaluate it and to judge it, by kind; EP's is a Gaussian.
+_OF_ANY = ("names", "method", "converged", "log_evidence", "diagnostics", "trouble")
+_GAUSSIAN = ("mean", "factor", "directions", "upper", "accuracy", *_OF_ANY)
+_MIXTURE = ("weights", "means", "_factors", "_roots", "_log_peak", "mean", "_cov", *_OF_ANY)
 _STARTS: dict[type, tuple[str, ...]] = {
     GaussianApproximation: _GAUSSIAN,
     VariationalApproximation: _GAUSSIAN,
-    MixtureApproximation: (*_MIXTURE, "converged", "log_evidence"),
+    MixtureApproximation: _MIXTURE,
 }
 _TYPES: tuple[type, ...] = (
     *(SMCState, StartFigures, PathState, Power, LineageVariance, PathSampling, Stage, MoveSummary),
@@ -264,7 +265,7 @@ def _portable(approximation: Any) -> Any:
     if not known:
         return None
     plain: Any = object.__new__(known[0])
-    vars(plain).update({name: vars(approximation)[name] for name in _STARTS[known[0]]}, diagnostics={})
+    vars(plain).update({name: vars(approximation)[name] for name in _STARTS[known[0]]})
     return plain
 
 

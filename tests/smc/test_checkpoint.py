@@ -195,6 +195,7 @@ def test_a_start_with_tails_comes_back_to_the_bit(tmp_path):
     path = begin(tmp_path, cauchy, **options)
     resumed, whole = (pb.sample_smc(cauchy, checkpoint=c, **(OPTIONS | options)) for c in (path, None))
     np.testing.assert_array_equal(group(resumed, "posterior")["x"], group(whole, "posterior")["x"])
+    assert group(resumed, "posterior").attrs["warnings"] == group(whole, "posterior").attrs["warnings"]
 
 
 def test_a_mixture_comes_back_to_the_bit(tmp_path):
