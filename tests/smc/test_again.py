@@ -44,16 +44,16 @@ def late_mode(dim=10):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ppl_backends.errors.PPLBackendsWarning")
 def test_a_mode_that_few_particles_decided_is_looked_for_again():
-    """The first runs of five calls alone have a share of the first mode of 0.5 to 0.6; the posterior has 0.3."""
+    """The first runs of calls alone have a share of the first mode of 0.5 to 0.6; the posterior has 0.3."""
     shares, covered, target = [], [], late_mode()
-    for seed in range(5):
+    for seed in range(3):
         idata = pb.sample_smc(target, random_seed=seed, progressbar=False)
         posterior = group(idata, "posterior")
         assert posterior.attrs["run_again"] == 1
         shares.append(np.mean([(posterior[name].values > 0).mean() for name in posterior.data_vars]))
         covered.append(abs(posterior.attrs["log_evidence"]) < 2 * posterior.attrs["log_evidence_se"])
     assert abs(np.mean(shares) - 0.3) < 0.15
-    assert sum(covered) >= 3
+    assert sum(covered) >= 2
 
 
 @pytest.mark.parametrize("known", [conjugate_gaussian(3), bimodal()])
