@@ -77,9 +77,9 @@ def _find(x: Array, gradient: Array) -> NonCentring | None:
             after = _nonlinear(z, change.gradient(z, slope))
             if _distance_from_gaussian(after) < _distance_from_gaussian(nonlinear) - _CLEARLY_NEARER:
                 best, nonlinear, fitted = candidate, after, change
-    if best is None or step == 1:
-        return None if best is None else fitted
-    return _fit(x, gradient, best.roots, best.axes)
+    if best is None:
+        return None
+    return fitted if step == 1 else _fit(x, gradient, best.roots, best.axes)
 
 
 class _Candidate(NamedTuple):
@@ -163,10 +163,8 @@ def _products(roots: Index, n_others: int, size: int, n: int) -> Index:
 def _without_level(found: Roots, x: Array, gradient: Array) -> tuple[Roots, tuple[Array, Array] | None]:
     """Return the same roots without effects around which others spread, and their precisions (None if not fitted).
 
-    Such effects are means that the others share.
-
-    The mean of a hierarchy is as narrow as its effects, given them. If it is standardised like them, by the roots
-    alone, all z spread together at small scales.
+    Such effects are means that the others share. The mean of a hierarchy is as narrow as its effects, given them. If it
+    is standardised like them, by the roots alone, all z spread together at small scales.
     """
     roots = np.flatnonzero(found.slopes[0].any(axis=1))
     standard, _ = standardised(x[:, roots])
