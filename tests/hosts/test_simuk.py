@@ -72,7 +72,7 @@ def test_ranks_of_an_exact_method_are_uniform(model):
 
 
 def test_posterior_calibration_joins_the_data(model):
-    trace = pb.pymc.sample(model, method="importance", draws=20, chains=1, random_seed=1, progressbar=False)
+    trace = pb.pymc.sample(model, method="importance", draws=400, chains=1, random_seed=1, progressbar=False)
     sizes = []
 
     def update(model, data, index):
