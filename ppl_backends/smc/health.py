@@ -123,7 +123,7 @@ def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) ->
     )
 
 
-def distrust(figures: Figures, chains_kept: bool = False, names: Sequence[str] = ()) -> list[str]:
+def distrust(figures: Figures, len_chain: int | None = None, names: Sequence[str] = ()) -> list[str]:
     """Return reasons, each with its figure, not to trust the evidence and the draws; empty for a healthy result.
 
     Runs that did not reach the posterior are not judged.
@@ -131,7 +131,7 @@ def distrust(figures: Figures, chains_kept: bool = False, names: Sequence[str] =
     runs, evidence = figures.runs, figures.evidence
     if not all(run.complete for run in runs):
         return []
-    reasons = _not_mixed(runs, chains_kept) + _misses_a_neck(figures, names)
+    reasons = _not_mixed(runs, len_chain) + _misses_a_neck(figures, names)
     reasons += _few_particles(figures) + _cut_off(runs) + _apart(figures, names) + _lost(figures, names)
     if evidence.runs_disagree:
         reasons.append(
@@ -141,7 +141,7 @@ def distrust(figures: Figures, chains_kept: bool = False, names: Sequence[str] =
     return reasons + [figures.disagreement] * bool(figures.disagreement)
 
 
-def _not_mixed(runs: Sequence[SMCResult], chains_kept: bool) -> list[str]:
+def _not_mixed(runs: Sequence[SMCResult], len_chain: int | None) -> list[str]:
     """Return a reason if particles still correlate with their positions before the moves."""
     moves = _all_moves(runs)
     if not moves or all(run.stages[-1].n_lineages >= _ENOUGH_LINEAGES for run in runs):
@@ -153,7 +153,8 @@ def _not_mixed(runs: Sequence[SMCResult], chains_kept: bool) -> list[str]:
     worst = max(slow, key=lambda move: move.correlation)
     return [
         f"{len(slow)} of {len(moves)} stages did not mix (autocorrelation {worst.correlation:.2f} after "
-        f"{worst.n_moves} moves, acceptance {worst.acceptance:.2f}): increase {'len_chain' if chains_kept else 'max_moves'}"
+        f"{worst.n_moves} moves, acceptance {worst.acceptance:.2f}): "
+        + (f"set a len_chain above {len_chain}" if len_chain else "increase max_moves")
     ]
 
 
@@ -302,7 +303,7 @@ def judge(
     figures: Figures,
     bridge: EvidenceEstimate | None,
     *,
-    chains_kept: bool = False,
+    len_chain: int | None = None,
     replaceable: bool = True,
     prior_error: float = 0.0,
     names: Sequence[str] = (),
@@ -314,7 +315,7 @@ def judge(
     the bridges are ``by_mode``, and the bridges are precise and within a nat of tempering, and tempering is distrusted
     or has the larger error. ``prior_error``, of the prior's integral, is already part of the error of tempering.
     """
-    evidence, reasons = figures.evidence, distrust(figures, chains_kept, names)
+    evidence, reasons = figures.evidence, distrust(figures, len_chain, names)
     if bridge is None or bridge.runs_disagree or not bridge.standard_error <= _PRECISE:
         return Verdict(evidence, "tempering", reasons)
     difference = evidence.log_evidence - bridge.log_evidence

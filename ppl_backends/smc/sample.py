@@ -345,7 +345,7 @@ class _Call(NamedTuple):
         verdict = judge(
             figures,
             bridge,
-            chains_kept=settings.len_chain is not None,
+            len_chain=settings.len_chain,
             replaceable=not settings.unbiased,
             prior_error=0.0 if prior is None else prior.standard_error,
             names=path.target.names,

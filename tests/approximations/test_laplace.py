@@ -108,7 +108,7 @@ def test_separated_data_are_reported():
 
 def test_a_proper_prior_gives_separated_data_a_mode():
     with pytest.warns(
-        ApproximationWarning, match="the posterior mean of slope is more than 1 standard deviations from the Gaussian's"
+        ApproximationWarning, match="the posterior mean of slope is more than a standard deviation from the Gaussian's"
     ):
         q = quiet(logistic(SEPARATED, prior_sd=5.0))
     assert np.isfinite(q.log_evidence)

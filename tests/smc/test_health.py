@@ -38,7 +38,7 @@ def verdict(known, kernel, n=500, chains=3, **options):
     path = PriorPath(known.target)
     runs = [run_tempering(path, kernel, n, np.random.default_rng([5, chain]), **options) for chain in range(chains)]
     estimate = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
-    reasons = distrust(figures_of(runs, estimate), chains_kept="len_chain" in options)
+    reasons = distrust(figures_of(runs, estimate), len_chain=options.get("len_chain"))
     return " ".join(reasons), estimate.log_evidence - known.log_evidence, estimate.standard_error
 
 
