@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -272,9 +272,9 @@ def _finish(idata: Any, output: Path | None, target: Any, kind: str = "all") -> 
 
     ``kind="stats"`` leaves out R-hat, which compares chains: independent and resampled draws have none.
     """
-    from ppl_backends.results.inference_data import group, normalised_evidence_error
+    from ppl_backends.results.inference_data import group, is_before_posterior, normalised_evidence_error
 
-    if _is_unfinished(group(idata, "posterior").attrs):
+    if is_before_posterior(group(idata, "posterior").attrs):
         typer.echo("nothing is printed or written, because the run did not reach the posterior", err=True)
         raise typer.Exit(130)
     names = [name for name in target.parameter_names if name in group(idata, "posterior")]
@@ -295,11 +295,6 @@ def _finish(idata: Any, output: Path | None, target: Any, kind: str = "all") -> 
         sys.stdout.flush()
         _write(idata, output)
         console.print(f"wrote {output}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _is_unfinished(attrs: Mapping[str, Any]) -> bool:
-    """Return whether a run was stopped before any chain reached the posterior."""
-    return float(attrs.get("complete", 1)) == 0 and not {"log_evidence", "elbo"} & set(attrs)
 
 
 def _print_summary(idata: Any, names: list[str] | None = None, summary_kind: str = "all") -> None:

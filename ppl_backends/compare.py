@@ -22,7 +22,13 @@ from ppl_backends.marginal_likelihood import Evidence, evidence
 from ppl_backends.numerics.weights import LARGEST_PARETO_K
 from ppl_backends.options import checked, instance, none
 from ppl_backends.random import SeedLike, spawn_generators
-from ppl_backends.results.inference_data import group, group_names, is_inference_data, normalised_evidence_error
+from ppl_backends.results.inference_data import (
+    group,
+    group_names,
+    is_before_posterior,
+    is_inference_data,
+    normalised_evidence_error,
+)
 from ppl_backends.results.tables import WholeTable
 from ppl_backends.smc.sample import sample_smc
 from ppl_backends.targets.convert import is_model
@@ -273,7 +279,7 @@ def _of_draws(name: str, result: Any) -> _Entry:
     key = "elbo" if bound else "log_evidence"
     if not np.isfinite(float(attrs.get(key, np.nan))):
         said = f"the result of {attrs['method']}" if "method" in attrs else "its InferenceData"
-        if float(attrs.get("complete", 1)) == 0:
+        if is_before_posterior(attrs):
             raise ModelError(
                 f"model {name!r}: {said} has no evidence, because the run was stopped early; repeat the call that made it"
             )

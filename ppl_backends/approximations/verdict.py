@@ -148,7 +148,11 @@ def _off(moments: _Moments, names: Any, noise: float, largest_ratio: float) -> l
     said = []
     worst = int(np.argmax(np.abs(shift)))
     if not abs(shift[worst]) <= LARGEST_SHIFT + noise:
-        far = f"{abs(shift[worst]):.2g} standard deviations" if abs(shift[worst]) < 1 else "more than a standard deviation"
+        far = (
+            f"{abs(shift[worst]):.2g} standard deviations"
+            if abs(shift[worst]) < 1
+            else "more than a standard deviation"
+        )
         said.append(f"the posterior mean of {names[worst]} is {far} from the Gaussian's")
     excess = np.maximum(ratio - largest_ratio, SD_RANGE[0] - ratio)
     worst = int(np.argmax(excess))

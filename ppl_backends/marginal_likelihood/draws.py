@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from ppl_backends.errors import ModelError
 from ppl_backends.marginal_likelihood.bambi_draws import sampled_draws
 from ppl_backends.results.convergence import LARGEST_RHAT, effective_draws, rank_rhat, slowest
-from ppl_backends.results.inference_data import as_inference_data, group, is_inference_data, unconstrained_draws
+from ppl_backends.results.inference_data import (
+    as_inference_data,
+    group,
+    is_before_posterior,
+    is_inference_data,
+    unconstrained_draws,
+)
 from ppl_backends.targets.convert import is_instance
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
@@ -80,7 +86,7 @@ def read_draws(source: Any, target: BaseTarget, model: Any = None) -> Draws:
 
 def _refuse_unfinished(attrs: Mapping[Any, Any]) -> None:
     """Refuse draws of a run from the prior, or over rows, that was stopped before it reached the posterior."""
-    if float(attrs.get("complete", 1)) == 0 and "log_evidence_trusted" in attrs and "log_evidence" not in attrs:
+    if is_before_posterior(attrs):
         raise ModelError(
             f"idata is of a run of {attrs.get('method', 'SMC')} that stopped before it reached the posterior (attribute "
             "complete is 0): repeat the call that made it; with a checkpoint it continues"

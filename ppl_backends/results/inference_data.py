@@ -90,6 +90,11 @@ def inference_data(*groups: str) -> Option:
     return Option(f"InferenceData with {' and '.join(groups)}", read)
 
 
+def is_before_posterior(attrs: Mapping[Any, Any]) -> bool:
+    """Return whether attributes are of a run with an evidence that was stopped before it reached the posterior."""
+    return float(attrs.get("complete", 1)) == 0 and "log_evidence_trusted" in attrs and "log_evidence" not in attrs
+
+
 def normalised_evidence_error(attrs: Mapping[Any, Any], key: str = "log_evidence") -> float:
     """Return the standard error of an evidence minus the log integral of the prior, from the attributes of a result.
 
