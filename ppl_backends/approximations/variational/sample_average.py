@@ -27,12 +27,11 @@ Objective = Callable[[Array], tuple[float, Array]]
 
 
 class Maximum(NamedTuple):
-    """Result of :func:`maximise`; ``expected_gain`` is the expected gain of another Newton step."""
+    """Result of :func:`maximise`."""
 
     x: Array
     value: float
     first_value: float
-    expected_gain: float
     iterations: int
     converged: bool
 
@@ -98,7 +97,7 @@ def maximise(objective: Objective, start: Array, tolerance: float, max_iteration
     # If rounding prevents any ascent, the search ends early.
     stuck = climb.iterations < max_iterations and climb.gain < 1e-6 * (1 + abs(climb.value))
     converged = np.isfinite(climb.value) and (climb.settled or stuck)
-    return Maximum(climb.x, climb.value, first_value, climb.gain, climb.iterations, bool(converged))
+    return Maximum(climb.x, climb.value, first_value, climb.iterations, bool(converged))
 
 
 def fit_fixed_samples(
