@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import nullcontext
 from threading import Lock
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class PyTensorBackend:
             function = pytensor.function(
                 [block, *data], batched, mode=self._pytensor_mode, trust_input=True, on_unused_input="ignore"
             )
-        run = _without_gil(function, 1 + len(data)) if self.mode == "NUMBA" else _one_at_a_time(function)
+        run = _without_gil(function) if self.mode == "NUMBA" else _one_at_a_time(function)
 
         def call(block: Array, *data: Any) -> list[Array]:
             values = [np.asarray(value, dtype=np.float64) for value in run(block, *data)]
@@ -83,12 +84,27 @@ def _one_at_a_time(function: Callable) -> Callable:
     return run
 
 
-def _without_gil(function: Any, n_arguments: int) -> Callable:
-    """Return the machine code of a Numba function, called without the GIL."""
+def _without_gil(function: Any) -> Callable:
+    """Return the machine code of a Numba function, called without the GIL.
+
+    A function around PyTensor's would be compiled with all of its code, a second time. So the option is set on a copy,
+    which PyTensor's cache on disk keeps apart from functions that hold the GIL.
+    """
     import numba
 
-    jitted = function.vm.jit_fn
-    names = ", ".join(f"a{i}" for i in range(n_arguments))
-    namespace: dict[str, Any] = {"jitted": jitted}
-    exec(f"def run({names}):\n    return jitted({names})\n", namespace)
-    return numba.njit(nogil=True)(namespace["run"])
+    held = function.vm.jit_fn
+    code = held.py_func
+    released = FunctionType(code.__code__, code.__globals__, code.__name__, code.__defaults__, code.__closure__)
+    options = {name: value for name, value in held.targetoptions.items() if name != "nopython"}
+    if name := _names_in_cache().get(code):
+        _names_in_cache()[released] = f"{name}-nogil"
+    return numba.njit(cache=name is not None, **{**options, "nogil": True})(released)
+
+
+def _names_in_cache() -> MutableMapping[Callable, str]:
+    """Return the names of functions in PyTensor's cache; earlier versions have none."""
+    try:
+        from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS
+    except ImportError:
+        return {}
+    return CACHED_SRC_FUNCTIONS

@@ -187,13 +187,13 @@ class PyMCTarget(BaseTarget):
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Return the Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``.
 
-        It is compiled, and compared with differences of gradients at its first use; such differences replace it if the
-        two disagree, or if the model factorises matrices.
+        It is compiled by JAX, and compared with differences of gradients at its first use; such differences replace it
+        if the two disagree, if the model factorises matrices, or with the other backends.
         """
         if part not in ("joint", "likelihood"):
             raise ModelError(f"part={part!r}: expected 'joint' or 'likelihood'")
         compiled = self._compiled
-        if self._one_shape or not compiled.compiles_hessian(part):
+        if self._one_shape or compiled.function("gradient").backend != "jax" or not compiled.compiles_hessian(part):
             return super().hessian(x, part)
         x = as_points(x, self.dim)
         [hessian] = self._call(f"hessian of the {part}", x)
