@@ -1,17 +1,24 @@
 """Settings of the whole suite, doctests included; they must stand before NumPy, JAX and PyTensor are first imported."""
 
+import ast
 import os
 import re
 from functools import cache
 from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
 
 for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(pool, "1")  # worker processes are the parallelism here
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the time goes into compiling programs that other tests, workers and subprocesses compile too.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+# Functions that PyTensor compiles by Numba run for milliseconds; full optimisation doubles the time that compiling takes.
+os.environ.setdefault("NUMBA_OPT", "1")
+if "gcc__cxxflags" not in (flags := os.environ.get("PYTENSOR_FLAGS", "")):
+    os.environ["PYTENSOR_FLAGS"] = f"{flags},gcc__cxxflags=-g0".strip(",")  # without what only debuggers read
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,17 +40,59 @@ NUMERICAL = {
 STACK = re.compile(r"pymc|\bpm\.|pytensor|jax|arviz|\baz\.|bambi|\bstan\b|stan_|_stan", re.IGNORECASE)
 
 
+def names_of(node):
+    """Return the names that a statement binds, and those that it uses; a fixture is used by the name of an argument."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}, set()
+    words = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        bound = {node.name}
+    else:
+        bound = {word.id for word in words if isinstance(word.ctx, ast.Store)}
+    return bound, {word.id for word in words} | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+
+
 @cache
-def is_numerical(file):
-    """Return whether a test file is in one of these rooms and names nothing of the stack of PyMC, JAX, ArviZ and Stan."""
-    rooms = file.relative_to(Path(__file__).parent).parts if file.is_relative_to(Path(__file__).parent) else ()
-    return not NUMERICAL.isdisjoint(rooms) and not STACK.search(file.read_text(encoding="utf-8"))
+def statements(file):
+    """Return name → [(whether a statement that binds it names the stack, the names it uses)]; "" for what all tests use."""
+    text, found = file.read_text(encoding="utf-8"), {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue  # a docstring
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+        code = "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests."):
+            place = ROOT.joinpath(*node.module.split("."))
+            helpers = [place / alias.name for alias in node.names] if place.is_dir() else [place]
+            code += "".join(helper.with_suffix(".py").read_text(encoding="utf-8") for helper in helpers)
+        bound, used = names_of(node)
+        for name in {""} if not bound or "pytestmark" in bound or "autouse" in code else bound:
+            found.setdefault(name, []).append((bool(STACK.search(code)), used))
+    return found
+
+
+def is_numerical(file, test):
+    """Return whether a test of these rooms, with all that it uses in its file and in helpers, names nothing of the stack.
+
+    The stack is PyMC, PyTensor, JAX, ArviZ, Bambi and Stan.
+    """
+    if not file.is_relative_to(ROOT / "tests") or NUMERICAL.isdisjoint(file.relative_to(ROOT / "tests").parts):
+        return False
+    found, seen, open_names = statements(file), set(), {"", test}
+    while open_names:
+        name = open_names.pop()
+        seen.add(name)
+        for names_stack, used in found.get(name, ()):
+            if names_stack:
+                return False
+            open_names |= used - seen
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items):
     for item in items:
-        if is_numerical(item.path):
+        if is_numerical(item.path, getattr(item, "originalname", item.name)):
             item.add_marker("numerical")
 
 
