@@ -24,6 +24,7 @@ from ppl_backends.numerics.arrays import Array
 
 GRID_DIM = 2  # largest dimension of a lattice; above it, a net of random points is used
 CURVATURE_STEP = 0.1
+FAR_BELOW, NARROWER_ROUNDS = 2.0, 12  # nats at both ends of a column, which then is too long for a standard deviation
 BOX, MAX_BOXES = 1.5, 12  # half width, and largest number, of the boxes in which the mode is searched for
 
 
@@ -100,7 +101,27 @@ def scale_at(posterior: Any, mode: Any) -> Array:
         if slopes[0] is not None and slopes[1] is not None:
             precision[j] = (slopes[1] - slopes[0]) / (2 * CURVATURE_STEP)
     values, vectors = np.linalg.eigh(0.5 * (precision + precision.T))
-    return vectors / np.sqrt(np.clip(values, 0.1, 1e6))  # flat directions start with a spread of about 3
+    scale = vectors / np.sqrt(np.clip(values, 0.1, 1e6))  # flat directions start with a spread of about 3
+    return narrowed(posterior, mode, scale)[0]  # differences do not see what is narrower than their step
+
+
+def narrowed(posterior: Any, node: Any, scale: Array) -> tuple[Array, Array]:
+    """Return ``scale`` with shorter columns where both their ends are far below a node, and the decrease along each.
+
+    The ends are node ± column. Their decrease is the average of both, in nats; it is 1/2 along a standard deviation.
+    """
+    scale, decreases = scale.copy(), np.full(len(scale), 0.5)
+    for column, j in zip(scale.T, range(len(scale)), strict=True):  # views of the columns
+        for _ in range(NARROWER_ROUNDS):
+            ends = [posterior.node(node.phi + side * column, node.fit) for side in (1.0, -1.0)]
+            drops = [node.log_posterior - end.log_posterior for end in ends if end is not None]
+            if len(drops) < 2:
+                break
+            decreases[j] = np.mean(drops)
+            if min(drops) <= FAR_BELOW:
+                break
+            column *= np.sqrt(0.5 / min(drops))
+    return scale, decreases
 
 
 def design_around(posterior: Any, mode: Any) -> Design:

@@ -3,7 +3,8 @@
 Dispersed points of φ, such as draws of its prior, are compared with the points half and three quarters of the way from
 the mode. Where the density is lower on the way, a valley separates the point from the mode. The highest of these points
 starts a climb, and Laplace's approximation at its end has the mass of the other mode. Draws of Gaussians wider than the
-design measure the mass of a wide region around a narrow mode.
+design measure the mass of a wide region around a narrow mode. Narrow modes between the points have a search of their own
+(:mod:`.hyper_narrow`).
 """
 
 from __future__ import annotations
@@ -17,20 +18,27 @@ from scipy.special import expit, logsumexp
 
 from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE
 from ppl_backends.approximations.hyper import Design, climb, scale_at
+from ppl_backends.approximations.hyper_narrow import narrow_hyper_mode
 from ppl_backends.approximations.verdict import Verdict
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.numerics.gaussian import LOG_2PI
+from ppl_backends.numerics.weights import effective_sample_size
 
 STARTS = 12  # dispersed points
 WAY = (0.5, 0.75)  # from the mode to a point
 VALLEY = 0.1  # nats
 CLIMBS = 2
 SMALLEST_EFFICIENCY = 0.25  # of the weights of a net of φ
-LARGEST_AROUND = 0.1  # share of the mass that a net does not cover
+FEWEST_OF_LATTICE = 4.0  # effective points
+LARGEST_AROUND = 0.1  # share of the mass that a design does not cover
+FEWEST_AROUND = 2.0  # effective points of those beyond a lattice
 LARGEST_EDGE = 0.05  # relative density where a lattice ends early, and share of points of a net without approximation
-WIDER, DRAWS_EACH = 2.0 ** np.array([0.5, 1.0, 2.0, 3.0, 4.0, 5.0]), 8  # scales of the Gaussians, and draws of each
-PRIOR_POINTS = 512
+WIDER, DRAWS_EACH = (
+    2.0 ** np.array([0.5, 1.0, 2.0, 3.0, 4.0, 5.0]),
+    8,
+)  # scales, and draws of each; half around lattices
+PRIOR_POINTS = 256
 PRIOR_SCALES = 2.0 ** np.arange(-1, 5)
 
 
@@ -39,16 +47,22 @@ def judge_design(
 ) -> Verdict:
     """Return whether a design around one mode covers the posterior of φ; ``names`` are those of φ.
 
-    ``effective`` is the effective number of its points, and ``starts`` ``(n, p)`` are dispersed points. The figures are
-    ``other_mode_share``, ``around_share`` (zero for a lattice) and ``edge``.
+    ``effective`` is the effective number of its points, and ``starts`` ``(n, p)`` are dispersed points; without any,
+    there is no search around a lattice. The figures are ``other_mode_share``, ``around_share`` and ``edge``.
     """
-    share, place = other_hyper_mode(posterior, mode, design, starts)
-    around = share_around(posterior, mode, design) if design.cell is None else 0.0
+    share, place, around = 0.0, None, 0.0
+    if len(starts):
+        found = other_hyper_mode(posterior, mode, design, starts), narrow_hyper_mode(posterior, mode, design)
+        share, place = max(found, key=lambda one: one[0])
+    if len(starts) or design.cell is None:
+        around = share_around(posterior, mode, design)
     figures = {"other_mode_share": share, "around_share": around, "edge": design.edge}
     points = len(design.nodes)
     trouble = ""
     if design.cell is None and effective < SMALLEST_EFFICIENCY * points:
         trouble = f"only {effective:.0f} of {points} points of φ are effective, so they miss part of its posterior"
+    elif design.cell is not None and effective < FEWEST_OF_LATTICE:
+        trouble = f"only {effective:.1f} points of φ are effective, so their lattice is too coarse"
     elif design.edge > LARGEST_EDGE and design.cell is None:
         trouble = f"{design.edge:.0%} of the points of φ have no proper approximation"
     elif design.edge > LARGEST_EDGE:
@@ -86,11 +100,14 @@ def other_hyper_mode(posterior: Any, mode: Any, design: Design, starts: Array) -
 
 
 def share_around(posterior: Any, mode: Any, design: Design) -> float:
-    """Return the share of the mass that lies beyond a design, by importance sampling from wider Gaussians."""
+    """Return the share of the mass that lies beyond a design, by importance sampling from wider Gaussians.
+
+    Far from the mode a fit can fail and have a huge evidence. Around a lattice, several points have to agree.
+    """
     centre, root = design.moments()
-    p = len(centre)
-    z = np.random.default_rng(0).standard_normal((DRAWS_EACH, len(WIDER), p)) * WIDER[:, None]
-    log_weights = [-np.inf]
+    p, each = len(centre), DRAWS_EACH if design.cell is None else DRAWS_EACH // 2
+    z = np.random.default_rng(0).standard_normal((each, len(WIDER), p)) * WIDER[:, None]
+    log_weights: list[float] = [-np.inf]
     for point in z.reshape(-1, p):
         square = float(point @ point)
         phi = centre + root @ point
@@ -98,7 +115,11 @@ def share_around(posterior: Any, mode: Any, design: Design) -> float:
         if node is not None:
             log_q = logsumexp(-0.5 * square / WIDER**2 - p * np.log(WIDER)) - np.log(len(WIDER)) - 0.5 * p * LOG_2PI
             log_weights.append(node.log_posterior - log_q + np.linalg.slogdet(root)[1])
-    return float(expit(logsumexp(log_weights) - np.log(DRAWS_EACH * len(WIDER)) - design.log_evidence))
+    if len(log_weights) == 1 or (
+        design.cell is not None and effective_sample_size(np.array(log_weights)) <= FEWEST_AROUND
+    ):
+        return 0.0
+    return float(expit(logsumexp(log_weights) - np.log(each * len(WIDER)) - design.log_evidence))
 
 
 def _across_valleys(posterior: Any, mode: Any, points: list[Array]) -> list[Any]:

@@ -10,7 +10,9 @@ import pytest
 from scipy import stats
 
 import ppl_backends as pb
-from ppl_backends.approximations.hyper import MAX_NODES, lattice
+from ppl_backends.approximations.hyper import MAX_NODES, lattice, narrowed
+from ppl_backends.approximations.hyper_modes import share_around
+from ppl_backends.approximations.hyper_narrow import narrow_hyper_mode
 from ppl_backends.approximations.resolve import has_one_mode, one_mode_given_few
 from ppl_backends.errors import ApproximationWarning, ModelError
 
@@ -86,10 +88,14 @@ def test_coordinates_can_be_chosen_and_the_fit_pickled(fit):
 
 
 def test_another_mode_of_the_hyper_parameters_is_flagged():
-    """The posterior of φ is nearly its prior, and EP finds one of two modes; it is fine without the other."""
-    for w, converged in (([0.3, 0.7], False), ([0.0, 1.0], True)):
+    """The posterior of φ is nearly its prior, and EP finds one of two modes; it is fine without the other.
+
+    The third prior has half of its mass in a spike between the points of the lattice.
+    """
+    two, spike = ([-4.0, 4.0], [0.5, 0.5]), ([1.5, 0.0], [0.02, 1.0])
+    for w, (mu, sigma), converged in (([0.3, 0.7], two, False), ([0.0, 1.0], two, True), ([0.5, 0.5], spike, False)):
         with pm.Model() as model:
-            phi = pm.NormalMixture("phi", w=w, mu=[-4.0, 4.0], sigma=0.5)
+            phi = pm.NormalMixture("phi", w=w, mu=mu, sigma=sigma)
             effect = pm.Normal("effect", 0, pm.math.exp(0.1 * phi), shape=6)
             pm.Normal("y", effect, 1.0, observed=np.array([0.4, -1.1, 0.2, 0.9, -0.3, 1.6]))
         with warnings.catch_warnings(record=True) as found:
@@ -117,6 +123,39 @@ def test_a_lattice_knows_where_it_ends_early():
     wide = lattice(lambda phi, fit: Point(phi, 0.0), Point(np.zeros(2), 0.0), np.eye(2))
     assert len(wide.nodes) >= MAX_NODES
     assert wide.edge == 1.0
+
+
+class Spiky:
+    """A posterior of φ of p dimensions: N(0, I), and a share at 1.3 that is ``width`` times as wide."""
+
+    def __init__(self, p, width, share):
+        self.parts = [(0.0, 1.0, 1 - share), (1.3, width, share)]
+        self.p = p
+
+    def node(self, phi, fit=None):
+        logs = [np.log(w) + stats.norm.logpdf(phi, at, sd).sum() for at, sd, w in self.parts if w]
+        return Point(phi, float(np.logaddexp.reduce(logs)))
+
+
+@pytest.mark.parametrize(("p", "width", "share"), [(1, 0.02, 0.5), (2, 0.05, 0.5), (1, 0.2, 0.0)])
+def test_the_mass_of_a_narrow_mode_between_the_points_of_a_lattice(p, width, share):
+    """Points that are close enough for a mode of width 0.2 have its mass themselves."""
+    posterior = Spiky(p, width, share or 0.9)
+    mode = posterior.node(np.zeros(p))
+    design = lattice(posterior.node, mode, np.eye(p))
+    found, place = narrow_hyper_mode(posterior, mode, design)
+    assert found == pytest.approx(share, abs=0.05)
+    assert (place is None) == (share == 0.0)
+    if share:
+        np.testing.assert_allclose(place, 1.3, atol=width)
+
+
+def test_a_lattice_at_a_narrow_mode_knows_the_region_around_it():
+    posterior = Spiky(1, 0.01, 0.5)
+    mode = posterior.node(np.array([1.3]))
+    design = lattice(posterior.node, mode, narrowed(posterior, mode, np.eye(1))[0])
+    assert design.log_evidence == pytest.approx(np.log(0.5), abs=0.3)  # it ends in the region
+    assert share_around(posterior, mode, design) == pytest.approx(0.5, abs=0.2)
 
 
 def _regression(X, y, likelihood):

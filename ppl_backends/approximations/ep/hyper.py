@@ -61,7 +61,7 @@ class EPMixture(MixtureApproximation):
         EP given the most probable φ.
     diagnostics : dict
         ``ep_runs``, ``design_points`` and ``effective_points`` of φ, ``unconverged_share`` (weight of EP runs that did not
-        converge), ``other_mode_share`` and ``around_share`` (mass of φ at another mode and around a net), and
+        converge), ``other_mode_share`` and ``around_share`` (mass of φ at another mode and around the points), and
         ``edge`` (relative density where a lattice ends early, or share of points of a net without an approximation).
 
     Examples

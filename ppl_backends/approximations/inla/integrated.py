@@ -32,9 +32,11 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 SMALLEST_SHARE = 1e-5  # of the weights; points with less are left out
 GRID, HALF_WIDTH = 301, 6.0  # points of a marginal, and standard deviations of each component that it covers
 HYPER_GRID = 121  # points of each hyper-parameter, for the interpolation
+FEWEST_TO_INTERPOLATE = 6  # points; fewer have kernels
 MOST_SKEWED = 0.95  # skew normal densities have less than 0.995
 LARGEST_SKEWNESS = 1.0
 SD_RANGE = (0.8, 1.25)  # of the standard deviations over those of the Gaussian at the mode
+SMALLEST_SD = 1e-8  # of a hyper-parameter
 LARGEST_SHARE = 0.2  # of the weights, at points of φ where the fit is in trouble
 DIFFERENCE = 0.02  # in φ, for the gradient of its log posterior
 
@@ -146,7 +148,7 @@ class IntegratedLaplace(WithMarginals):
         The reason if it did not converge, with its figure.
     diagnostics : dict
         ``fits``, ``design_points`` and ``effective_points`` of φ, ``other_mode_share``, ``around_share`` and
-        ``edge`` (mass of φ at another mode and around a net, and the relative density where a lattice ends early, or the
+        ``edge`` (mass of φ at another mode and around the points, and the relative density where a lattice ends early, or the
         share of points of a net without an approximation), and at the most probable point ``evidence_correction``
         (terms of second order), ``mean_shift`` (largest distance of a mean from the mode, in standard deviations),
         ``sd_ratio`` (the ratio, farthest from one, of a standard deviation to that of the Gaussian at the mode) and
@@ -245,9 +247,8 @@ def integrate(described: Any, target: BaseTarget) -> IntegratedLaplace:
     effective = float(1 / (weights @ weights))
     names = tuple(described.hyper_names)
     points = np.stack([node.phi for node in nodes])
-    marginals = (
-        _interpolated(names, nodes) if design.cell is not None else _kernels(names, points, weights, design.spread)
-    )
+    interpolates = design.cell is not None and len(nodes) > FEWEST_TO_INTERPOLATE
+    marginals = _interpolated(names, nodes) if interpolates else _kernels(names, points, weights, design.spread)
     what = f"INLA over {', '.join(names)}: {len(nodes)} points of a {design.kind}, {effective:.1f} effective"
     order = np.array([node.log_posterior for node in nodes])
     hyper = HyperParameters(names, mode.phi, points, weights, order, what)
@@ -385,7 +386,7 @@ def _interpolated(names: tuple[str, ...], nodes: list[Node]) -> Marginals:
 def _kernels(names: tuple[str, ...], points: Array, weights: Array, spread: float) -> Marginals:
     """Return the marginals of φ from normal kernels around weighted points; the kernels preserve mean and variance."""
     mean = weights @ points
-    sd = np.sqrt(weights @ (points - mean) ** 2)
+    sd = np.maximum(np.sqrt(weights @ (points - mean) ** 2), SMALLEST_SD)
     pulled = mean + np.sqrt(1 - spread**2) * (points - mean)
     grid = mean[:, None] + sd[:, None] * np.linspace(-HALF_WIDTH, HALF_WIDTH, GRID)
     z = (grid[:, :, None] - pulled.T[:, None]) / (spread * sd)[:, None, None]
