@@ -31,7 +31,10 @@ REPLICATES = 40  # for the variance of an estimate
 TOO_NOISY, TOO_FINE = 1.5, 0.5
 FIRST_CHECK = 25  # steps of tuning; then 50, 100, 200, ...
 MOST_AT_START, MOST_ESTIMATES = 64, 4096
-ALARM = 4.0
+ALARM, MOST_EXTRAPOLATED = (
+    4.0,
+    20.0,
+)  # variances: that chains get stuck with, and from which the number needed is not known
 
 
 class _Values(dict[str, Array]):
@@ -336,9 +339,11 @@ class EstimatedMetropolis(Algorithm):
         self._advice, self._estimates, self._warned = advice, kernel.estimates, False
 
     def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
-        """Make one step; during tuning, occasionally choose the number of estimates."""
+        """Make one step; during tuning, occasionally choose the number of estimates, or measure a given one."""
         if tune and _is_check(state.n_steps):
             state = self.checked(state, rng)
+        elif not tune:
+            self._alarm(state.population)  # of a given number of estimates, where the chain is after tuning
         return super().step(state, rng, tune)
 
     def checked(self, state: ChainState, rng: Any) -> ChainState:
@@ -350,16 +355,21 @@ class EstimatedMetropolis(Algorithm):
         if self.density.n_first is None:
             points = self.density.with_enough(points, rng, self.density.most)
             self._alarm(points)
+        else:
+            points = self.density.measured(points, rng)
         return state._replace(population=self.density.fresh(points, rng))
 
     def _alarm(self, points: EstimatedPoints) -> None:
         """Warn once that the estimates are too noisy."""
-        if self._warned or points.variance <= ALARM:
+        if self._warned or not points.variance > ALARM:
             return
         self._warned = True
+        known = self.density.n_first is not None and points.variance < MOST_EXTRAPOLATED
+        more = f"about {int(np.ceil(points.n_estimates * points.variance))}" if known else "more"
+        given = f"use {more} {self._estimates}, or " if self.density.n_first is not None else ""
         warnings.warn(
             f"the log of the likelihood estimate has variance {points.variance:.1f} with "
-            f"{points.n_estimates} {self._estimates}, so chains will stay at one point for long: {self._advice}",
+            f"{points.n_estimates} {self._estimates}, so chains will stay at one point for long: {given}{self._advice}",
             SamplerWarning,
             stacklevel=user_level(),
         )

@@ -187,9 +187,19 @@ def test_the_same_seed_gives_the_same_draws(run):
 
 
 def test_warnings_point_at_the_line_of_the_call():
-    with pytest.warns(SamplerWarning, match="R-hat|never moved") as caught:
-        pb.sample_pmmh(target(), n_particles=1, draws=30, tune=0, covariance=[[1e-6]], random_seed=1, progressbar=False)
+    options = {
+        "draws": 30,
+        "tune": 30,
+        "correlation": 0,
+        "covariance": [[1e-6]],
+        "random_seed": 1,
+        "progressbar": False,
+    }
+    with pytest.warns(SamplerWarning, match="R-hat|never moved|has variance") as caught:
+        pb.sample_pmmh(target(), n_particles=1, **options)
     assert {warning.filename for warning in caught} == {__file__}
+    said = r"estimate has variance \d+\.\d with 1 particles, so .*: use (more|about \d+) particles, or take"
+    assert sum(bool(re.search(said, str(warning.message))) for warning in caught) == 1
 
 
 @pytest.mark.parametrize(("stay", "told"), [(300, True), (5, False)])

@@ -310,8 +310,6 @@ class ParticleMetropolis(EstimatedMetropolis):
 
     def checked(self, state: ChainState, rng: Any) -> ChainState:
         """Return the state with a sufficient number of particles, and the acceptance rate that they allow."""
-        if self.density.n_first is not None:
-            state = state._replace(population=self.density.measured(state.population, rng))
         return self._aimed(super().checked(state, rng))
 
     def _aimed(self, state: ChainState) -> ChainState:
