@@ -1,21 +1,25 @@
 """Log evidences of a suite of hard targets by `sample_smc` and by nested samplers: error² × CPU seconds, and calls.
 
     python evidence_suite.py --file rows.jsonl --samplers "smc" "smc auto" --seeds 5
-    python evidence_suite.py --file rows.jsonl --samplers dynesty nautilus --seeds 3     # in the peers' environment
+    python evidence_suite.py --file rows.jsonl --samplers dynesty nautilus UltraNest pocoMC "blackjax NSS" --seeds 3
     python evidence_suite.py --file rows.jsonl --print
 
-``smc`` and ``smc auto`` are `sample_smc` from the prior and with ``initial="auto"``, with the other options at their
-defaults. ``dynesty`` is the static nested sampler with 500 live points, ``nautilus`` has 1,000 live points and stops at
-an effective size of 10,000. Every sampler gets the same prior and the same likelihood in NumPy. dynesty calls it point
-by point, nautilus and `sample_smc` in batches. `sample_smc` uses gradients, the others do not. A call is one point,
-with or without gradient.
+The second line runs in an environment that has the peers:
+``pip install dynesty nautilus-sampler ultranest pocomc blackjax``.
 
-CPU seconds are of this process. Rows are appended to ``--file``; rows that are there are not run again. Intervals of
-the ratio are bootstrapped over seeds, and left out below three.
+``smc`` and ``smc auto`` are `sample_smc` from the prior and with ``initial="auto"``, with the other options at their
+defaults; `suite_peers` has those of the peers. Every sampler gets the same prior and the same likelihood in NumPy.
+`sample_smc` uses gradients, the others do not. A call is one point, with or without gradient.
+
+CPU seconds are of this process, without imports and with compilation. A run over ``--limit`` CPU seconds is stopped, and its
+row says so. Rows are appended to ``--file``; rows that are there are not run again. Intervals of the ratio are bootstrapped
+over seeds, and left out below three.
 """
 
 import argparse
+import importlib
 import json
+import signal
 import sys
 import time
 import warnings
@@ -24,6 +28,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+from suite_peers import MODULES, PEERS
 from suite_problems import LOG_2PI, PROBLEMS
 
 OURS = ("smc", "smc auto")
@@ -77,59 +82,42 @@ def smc(problem, counted, seed, initial="prior"):
     return attrs["log_evidence"], attrs["log_evidence_se"], bool(attrs["log_evidence_trusted"])
 
 
-def dynesty(problem, counted, seed):
-    """Return the same of dynesty; it has no verdict."""
-    import dynesty as package
-
-    sampler = package.NestedSampler(
-        lambda x: float(counted(x[None])[0][0]),
-        lambda u: problem.from_uniform(u[None])[0],
-        problem.dim,
-        nlive=500,
-        rstate=np.random.default_rng(seed),
-    )
-    sampler.run_nested(print_progress=False)
-    return float(sampler.results.logz[-1]), float(sampler.results.logzerr[-1]), True
+SAMPLERS = {"smc": smc, "smc auto": lambda problem, counted, seed: smc(problem, counted, seed, "auto")} | PEERS
 
 
-def nautilus(problem, counted, seed):
-    """Return the same of nautilus; its error is that of an effective size."""
-    from nautilus import Sampler
-
-    sampler = Sampler(
-        problem.from_uniform,
-        lambda x: np.maximum(np.nan_to_num(counted(x)[0], nan=-1e300), -1e300),
-        problem.dim,
-        n_live=1000,
-        vectorized=True,
-        pass_dict=False,
-        seed=seed,
-    )
-    sampler.run(verbose=False)
-    return float(sampler.log_z), float(1 / np.sqrt(sampler.n_eff)), True
+class OutOfTime(BaseException):
+    """Raised where a run has used its CPU seconds."""
 
 
-SAMPLERS = {
-    "smc": smc,
-    "smc auto": lambda problem, counted, seed: smc(problem, counted, seed, "auto"),
-    "dynesty": dynesty,
-    "nautilus": nautilus,
-}
+def run(name, problem, sampler, seed, limit):
+    """Return the figures of one run, of which there are few if it did not finish."""
+    for module in MODULES.get(sampler, ["ppl_backends.smc.sample"]):
+        importlib.import_module(module)
+    row, counted, clock = {"name": name, "sampler": sampler, "seed": seed}, Counted(problem), time.process_time()
 
+    ended = []
 
-def run(name, problem, sampler, seed):
-    """Return the figures of one run."""
-    counted, clock = Counted(problem), time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        value, se, trusted = SAMPLERS[sampler](problem, counted, seed)
-    return {
-        "name": name,
-        "sampler": sampler,
-        "seed": seed,
+    def stop(*_):
+        ended.append(limit)
+        raise OutOfTime
+
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, limit)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value, se, *trusted = SAMPLERS[sampler](problem, counted, seed)
+    except BaseException:  # compiled code turns an exception of a callback into one of its own
+        if not ended:
+            raise
+        return row | {"finished": False, "calls": counted.calls, "seconds": limit}
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return row | {
+        "finished": True,
         "error": value - problem.log_evidence,
         "se": se,
-        "trusted": trusted,
+        "trusted": bool(trusted[0]) if trusted else None,
         "calls": counted.calls,
         "seconds": time.process_time() - clock,
     }
@@ -160,8 +148,13 @@ def table(rows):
     )
     print("| --- " * 10 + "|")
     for name in dict.fromkeys(row["name"] for row in rows):
-        by = {s: [row for row in rows if (row["name"], row["sampler"]) == (name, s)] for s in SAMPLERS}
+        all_of = {s: [row for row in rows if (row["name"], row["sampler"]) == (name, s)] for s in SAMPLERS}
+        by = {sampler: [row for row in mine if row["finished"]] for sampler, mine in all_of.items()}
         for sampler, mine in by.items():
+            stopped = [row for row in all_of[sampler] if not row["finished"]]
+            if stopped:
+                seconds = np.mean([row["seconds"] for row in stopped])
+                print(f"| {name} | {sampler} | {len(stopped)} | not finished in {seconds:.0f} s " + "| " * 6 + "|")
             if not mine:
                 continue
             error, seconds = figures_of(mine)
@@ -189,6 +182,7 @@ def main():
     parser.add_argument("--samplers", nargs="*", default=list(OURS), choices=list(SAMPLERS))
     parser.add_argument("--targets", nargs="*", default=list(PROBLEMS))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=90.0, help="CPU seconds of a run")
     parser.add_argument("--print", action="store_true")
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.file.read_text().splitlines()] if options.file.exists() else []
@@ -198,7 +192,7 @@ def main():
         for sampler in options.samplers:
             for seed in range(options.seeds):
                 if (name, sampler, seed) not in known:
-                    rows.append(run(name, problem, sampler, seed))
+                    rows.append(run(name, problem, sampler, seed, options.limit))
                     with options.file.open("a") as file:
                         file.write(json.dumps(rows[-1]) + "\n")
                     print(rows[-1], flush=True)

@@ -7,7 +7,10 @@ from numpy.typing import NDArray
 
 from ppl_backends.numerics.arrays import Array
 
-_GAP = 1.5  # between two modes, in half 16-to-84 % ranges of either; modes six sds apart have this gap
+_GAP = 1.5  # between two modes, in half 16-to-84 % ranges of either
+# Of the points, in a gap. One stray would hide modes from a bound of zero, and more points have more strays. Gaussian modes
+# eight sds apart have such a gap.
+_STRAYS = 1e-3
 _SMALLEST_SHARE = 0.1  # of the particles, on each side of a gap
 _FEWEST = 100  # least number of points that can show a gap
 _CANDIDATES = 10
@@ -32,16 +35,19 @@ def modes(x: Array) -> NDArray[np.intp]:
 
 def _gap(x: Array, smallest: int) -> tuple[int, float] | None:
     """Return coordinate and middle of the widest gap between modes that leaves ``smallest`` points on both sides."""
-    if len(x) < 2 * smallest or len(x) < _FEWEST // 4:
+    strays = int(_STRAYS * len(x))
+    if len(x) < 2 * smallest + strays or len(x) < _FEWEST // 4:
         return None
     ordered = np.sort(x, axis=0)
-    gaps = np.diff(ordered[smallest - 1 : len(x) - smallest + 1], axis=0)
+    inner = ordered[smallest - 1 : len(x) - smallest + 1]
+    gaps = inner[strays + 1 :] - inner[: -strays - 1]
     widest, at = gaps.max(axis=0), gaps.argmax(axis=0) + smallest
     relative = widest / np.maximum(_width(ordered), 1e-300)
     for j in np.argsort(relative)[::-1][:_CANDIDATES]:
         # Beyond a gap in a heavy tail the points are further apart than the gap is wide.
-        if widest[j] > _GAP * max(_width(ordered[: at[j], j]), _width(ordered[at[j] :, j])):
-            return int(j), float(0.5 * (ordered[at[j] - 1, j] + ordered[at[j], j]))
+        low, high = at[j], at[j] + strays  # the end of the left mode, and the start of the right one
+        if widest[j] > _GAP * max(_width(ordered[:low, j]), _width(ordered[high:, j])):
+            return int(j), float(0.5 * (ordered[low - 1, j] + ordered[high, j]))
     return None
 
 

@@ -6,16 +6,18 @@ stays wrong, but the particles at β = 1, which were moved since, can be right.
 
 q is a Gaussian, a mixture with one Gaussian for each separated mode, or a Gaussian with Student t's if the particles
 have heavy tails; it is in non-centred coordinates if the particles were moved in these. It is fitted to the *other*
-chains (to the other half of the particles of a single chain). Errors are those of Frühwirth-Schnatter (2004), with the
-lineages of the particles in place of their autocorrelations. The particles of a chain enter its own estimate and,
-through q, those of the others. To leading order both are the same product of errors, so their part of the variance is
-counted twice.
+chains (to the other half of the particles of a single chain). Most of the error comes from the draws of q. Such a draw
+costs one evaluation, and a particle costs hundreds, so the number of draws is a share of the evaluations of the run.
+
+Errors are those of Frühwirth-Schnatter (2004), with the lineages of the particles in place of their autocorrelations. The
+particles of a chain enter its own estimate and, through q, those of the others. To leading order both are the same product of
+errors, so their part of the variance is counted twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +34,9 @@ from ppl_backends.numerics.gaps import modes
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
 from ppl_backends.targets.protocol import Array, Index
 
-_MOST_DRAWS = 1000  # draws of the fitted density for each chain
+_BATCH = 1000  # draws of the fitted density for each chain, at most, that are evaluated together
+_MOST_BATCHES = 30
+_SHARE_OF_RUN = 0.1  # of the evaluations of a run's moves, for its bridge
 
 
 class Sample(NamedTuple):
@@ -71,13 +75,18 @@ class NonCentred(NamedTuple):
         return density
 
 
+def affordable_batches(evaluations: float) -> int:
+    """Return the number of batches for the bridge of a run that made so many evaluations."""
+    return int(np.clip(_SHARE_OF_RUN * evaluations / _BATCH, 1, _MOST_BATCHES))
+
+
 def bridge_evidence(
-    samples: Sequence[Sample], log_density: Callable[[Array], Array], rng: np.random.Generator
+    samples: Sequence[Sample], log_density: Callable[[Array], Array], rng: np.random.Generator, batches: int = 1
 ) -> EvidenceEstimate | None:
     """Return the log integral of a density from samples of it, by bridges to densities fitted to the other samples.
 
-    A single sample is halved. The result is None if points are too few, for their dimension, to fit a Gaussian, or do
-    not vary.
+    Each bridge takes so many ``batches`` of draws from the fitted density. A single sample is halved. The result is None if
+    points are too few, for their dimension, to fit a Gaussian, or do not vary.
     """
     if len(samples) == 1:
         half = len(samples[0].x) // 2
@@ -89,7 +98,7 @@ def bridge_evidence(
         if dim**2 > 8 * sum(len(other.x) for other in others):
             return None
         with np.errstate(all="ignore"):  # particles in far tails overflow
-            estimate = _bridge_to(others, sample, log_density, rng)
+            estimate = _bridge_to(others, sample, log_density, rng, batches)
         if estimate is None:
             return None
         found.append(estimate)
@@ -97,19 +106,29 @@ def bridge_evidence(
 
 
 def _bridge_to(
-    others: Sequence[Sample], sample: Sample, log_density: Callable[[Array], Array], rng: np.random.Generator
+    others: Sequence[Sample],
+    sample: Sample,
+    log_density: Callable[[Array], Array],
+    rng: np.random.Generator,
+    batches: int,
 ) -> BridgeEstimate | None:
     """Return a bridge from the sample to the density fitted to the others."""
     try:
         q = _fitted_to(others)
     except ModelError:
         return None
-    proposed = q.sample(min(len(sample.x), _MOST_DRAWS), rng)
-    density = log_density(proposed)
-    ratio = np.where(np.isnan(density), -np.inf, density) - q.log_density(proposed)
+    ratio = np.concatenate([_log_ratios(q, log_density, min(len(sample.x), _BATCH), rng) for _ in range(batches)])
     if not np.any(ratio > -np.inf):
         return None
     return bridge(sample.log_density - q.log_density(sample.x), ratio, sample.ancestor)
+
+
+def _log_ratios(q: Any, log_density: Callable[[Array], Array], n: int, rng: np.random.Generator) -> Array:
+    """Return log γ − log q at draws of q ``(n,)``."""
+    proposed = q.sample(n, rng)
+    density = log_density(proposed)
+    ratios: Array = np.where(np.isnan(density), -np.inf, density) - q.log_density(proposed)
+    return ratios
 
 
 def _fitted_to(samples: Sequence[Sample]) -> MixtureApproximation | StudentMixture | NonCentred:

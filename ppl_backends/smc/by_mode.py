@@ -51,11 +51,12 @@ class ModeEvidences:
 
 
 def evidences_by_mode(
-    samples: Sequence[Sample], log_density: Callable[[Array], Array], rng: np.random.Generator
+    samples: Sequence[Sample], log_density: Callable[[Array], Array], rng: np.random.Generator, batches: int = 1
 ) -> ModeEvidences | None:
     """Return the evidence of every separated mode of equally weighted points of a density.
 
-    None for a single mode, for one with too few points of a sample, and for one whose bridge is not precise.
+    None for a single mode, for one with too few points of a sample, and for one whose bridge is not precise. ``batches`` are
+    those of all bridges of a sample.
     """
     x = np.concatenate([sample.x for sample in samples])
     found = modes_along_axes(x)
@@ -68,7 +69,8 @@ def evidences_by_mode(
     estimates = []
     for mode in range(len(gaussians)):
         own = [sample.rows(each == mode) for sample, each in zip(samples, labels, strict=True)]
-        estimate = bridge_evidence(own, _within(log_density, gaussians, mode), rng)
+        within = _within(log_density, gaussians, mode)
+        estimate = bridge_evidence(own, within, rng, max(1, batches // len(gaussians)))
         if estimate is None or estimate.runs_disagree or not estimate.standard_error <= _PRECISE:
             return None
         estimates.append(estimate)

@@ -291,12 +291,16 @@ def _with_memory(bridge: EvidenceEstimate, figures: Figures) -> EvidenceEstimate
     """Return the evidence of the bridges with an error for the particles' correlation with the path.
 
     If tempering is off by more than its noise, the particles were displaced along the path. The last moves leave a fraction
-    of the displacement, which is their autocorrelation, in the particles of the bridges.
+    of the displacement, which is their autocorrelation, in the particles of the bridges. It is not known better than its
+    noise.
     """
-    moved = [run.stages[-1].moves.correlation for run in figures.runs if run.stages[-1].moves is not None]
+    moves = [run.stages[-1].moves for run in figures.runs]
+    moved = [(move.correlation, move.noise) for move in moves if move is not None] or [(0.0, 0.0)]
+    correlation, noise = np.mean(moved, axis=0)
+    left = max(correlation, noise / len(moved) ** 0.5)
     tempering = figures.evidence
     beyond = max(0.0, abs(tempering.log_evidence - bridge.log_evidence) - tempering.standard_error)
-    return bridge._replace(standard_error=float(np.hypot(bridge.standard_error, np.mean(moved or [0.0]) * beyond)))
+    return bridge._replace(standard_error=float(np.hypot(bridge.standard_error, left * beyond)))
 
 
 def judge(

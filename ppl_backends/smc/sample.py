@@ -33,7 +33,7 @@ from ppl_backends.options import (
     number,
 )
 from ppl_backends.random import spawn_generators
-from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
+from ppl_backends.smc.bridge_sampling import Sample, affordable_batches, bridge_evidence
 from ppl_backends.smc.by_mode import ModeEvidences, evidences_by_mode
 from ppl_backends.smc.chains import TEMPERING, run_chains
 from ppl_backends.smc.checkpoint import Checkpoint
@@ -329,8 +329,9 @@ class _Call(NamedTuple):
         moved_along = path.for_moves(self.kernel.uses_gradient, settings.metric)
         figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
         samples, shares = last_particles(path, figures.runs), None
-        bridge = bridge_evidence(samples, path.log_density, bridge_rng) if samples else None
-        found = None if settings.unbiased else _by_mode(path, samples, figures, bridge_rng)
+        batches = affordable_batches(self._evaluations(figures) / len(figures.runs))
+        bridge = bridge_evidence(samples, path.log_density, bridge_rng, batches) if samples else None
+        found = None if settings.unbiased else _by_mode(path, samples, figures, bridge_rng, batches)
         if found is not None:
             resampled = [_resampled(run, found.resampled(k, bridge_rng)) for k, run in enumerate(figures.runs)]
             figures, bridge, shares = figures_of(resampled, figures.evidence), found.evidence, found.shares
@@ -357,6 +358,10 @@ class _Call(NamedTuple):
         attrs: dict[str, Any] = evidence_attrs(figures.evidence, bridge) if complete else {}
         return _with_start(verdict, path), attrs | ({} if shares is None else {"mode_shares": shares}), figures
 
+    def _evaluations(self, figures: Figures) -> float:
+        """Return the number of evaluations that all moves made."""
+        return self.draws * sum(stage.moves.gradients for run in figures.runs for stage in run.stages if stage.moves)
+
     def _lost_mode(self, figures: Figures, settings: Settings, rng: np.random.Generator) -> LostMode | None:
         """Return a mode that the runs lost, or that their weighted points miss if no particle was moved."""
         runs = figures.runs
@@ -366,8 +371,7 @@ class _Call(NamedTuple):
         if len(weighted) == len(runs):
             return self._missed_mode(weighted, rng)
         rows = -(-self.draws // (settings.len_chain or 1))
-        moved = self.draws * sum(stage.moves.gradients for run in runs for stage in run.stages if stage.moves)
-        lost = find_lost_mode(self.path, runs, figures.evidence.log_evidence, rows, rng, moved)
+        lost = find_lost_mode(self.path, runs, figures.evidence.log_evidence, rows, rng, self._evaluations(figures))
         return self._missed_mode(weighted, rng) if lost is None and weighted else lost
 
     def _missed_mode(self, weighted: Sequence[tuple[Array, Array]], rng: np.random.Generator) -> LostMode | None:
@@ -408,12 +412,12 @@ class _Call(NamedTuple):
 
 
 def _by_mode(
-    path: TemperingPath, samples: Sequence[Sample], figures: Figures, rng: np.random.Generator
+    path: TemperingPath, samples: Sequence[Sample], figures: Figures, rng: np.random.Generator, batches: int
 ) -> ModeEvidences | None:
     """Return the evidences of separated modes, if particles are healthy in each and tempering does not contradict."""
     if not samples or not draws_are_healthy(figures, separated=True):
         return None
-    found = evidences_by_mode(samples, path.log_density, rng)
+    found = evidences_by_mode(samples, path.log_density, rng, batches)
     return found if found is not None and agrees(figures.evidence, found.evidence) else None
 
 

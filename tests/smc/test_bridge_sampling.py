@@ -66,6 +66,19 @@ def test_the_evidence_of_a_gaussian(dim, chains):
     assert not found.runs_disagree
 
 
+def test_more_draws_of_the_fitted_density_reduce_the_error():
+    rng = np.random.default_rng(6)
+
+    def box(x):  # uniform on the square, of which a Gaussian covers little more than half of its own mass
+        return np.where((np.abs(x) < 1).all(axis=1), 0.0, -np.inf)
+
+    samples = [Sample(rng.uniform(-1, 1, (1000, 2)), np.zeros(1000), np.arange(1000)) for _ in range(4)]
+    few, many = (bridge_evidence(samples, box, np.random.default_rng(7), batches) for batches in (1, 16))
+    for found in (few, many):
+        assert abs(found.log_evidence - np.log(4)) < 4 * found.standard_error
+    assert many.standard_error < 0.5 * few.standard_error
+
+
 def test_two_modes_take_two_gaussians():
     known = bimodal(separation=6.0)
     runs = [

@@ -9,7 +9,7 @@ from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("n", [100, 1000])
+@pytest.mark.parametrize("n", [100, 1000, 4000])
 @pytest.mark.parametrize(
     "draw",
     [
@@ -21,7 +21,7 @@ RNG = np.random.default_rng(0)
     ids=["normal", "Cauchy", "exponential", "uniform"],
 )
 def test_one_mode_is_not_taken_for_several(draw, n):
-    found = [modes(draw(np.random.default_rng(seed), n)).max() for seed in range(50)]
+    found = [modes(draw(np.random.default_rng(seed), n)).max() for seed in range(50 if n < 2000 else 10)]
     assert max(found) == 0
 
 
@@ -31,6 +31,15 @@ def test_separated_modes_are_told_apart_whatever_their_shares():
     labels = modes(centres[which] + RNG.standard_normal((2000, 3)))
     assert labels.max() == 2
     assert all(len(set(labels[which == k])) == 1 for k in range(3))
+
+
+def test_strays_between_modes_do_not_hide_them():
+    which = RNG.random(8000) < 0.3
+    x = np.where(which, -5.0, 5.0)[:, None] + RNG.standard_normal((8000, 1))
+    x[:8] = np.linspace(-1.0, 1.0, 8)[:, None]
+    labels = modes(x)
+    assert labels.max() == 1
+    assert abs(np.mean(labels == which) - 0.5) > 0.499
 
 
 def test_memory_is_within_modes():
