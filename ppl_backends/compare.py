@@ -412,8 +412,8 @@ def plot_evidence(table: Any, *, ax: Any = None) -> Any:
         if entry["kind"] == KINDS["bound"]:
             arrow = {"arrowstyle": "->", "color": colour}
             ax.annotate("", xy=(value + 0.08 * span, row), xytext=(value, row), arrowprops=arrow)
-        error = f" ± {entry['probability_se']:.2g}" if np.isfinite(entry["probability_se"]) else ""
-        share = entry["probability"]
+        share, share_se = entry["probability"], entry["probability_se"]
+        error = f" ± {share_se:.2g}" if 5e-4 <= share_se < np.inf else ""  # smaller ones do not show in three digits
         text = f"{share:.3f}{error}" if share >= 5e-4 else f"{share:.0e}"
         ax.annotate(text, (1.02, row), xycoords=("axes fraction", "data"), va="center", fontsize="small")
     ax.annotate("probability", (1.02, 1.0), xycoords="axes fraction", fontsize="small", va="bottom")

@@ -43,7 +43,7 @@ for axis, (name, (X, y, rate)) in zip(axes, data.items(), strict=True):
         certificate = pb.certify(posterior, q)
         overhead = certificate.bound - certificate.expected_risk - certificate.kl / rate
         iterations, risk, kl = q.trace.T
-        label = f"{batch} pairs a step, {time.perf_counter() - started:.1f} s"
+        label = f"{batch} pair{'s' * (batch > 1)} a step, {time.perf_counter() - started:.1f} s"
         axis.semilogx(iterations, risk + kl / rate + overhead, label=label)
     pairs = int((y > 0).sum() * (y < 0).sum())
     axis.set(title=f"{name}: {pairs:,} pairs", xlabel="iteration")

@@ -38,7 +38,7 @@ def mixture(k):
 
 
 fits = {
-    f"{k} components": pb.sample_smc(mixture(k), draws=500, chains=2, random_seed=1, progressbar=False)
+    f"{k} component{'s' * (k > 1)}": pb.sample_smc(mixture(k), draws=500, chains=2, random_seed=1, progressbar=False)
     for k in (1, 2, 3)
 }
 
