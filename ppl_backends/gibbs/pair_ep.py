@@ -6,6 +6,7 @@ over rows and columns, so that a sweep costs n₊n₋ tilted moments and matrix 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.approximations.ep import ArrayShard, EPApproximation, FileShard, fit_ep_sharded
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.gibbs.losses import Loss, PairLoss, Weighted
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
 from ppl_backends.gibbs.priors import GaussianPriorTarget, SpikeSlab
+from ppl_backends.gibbs.spike_check import judged, weighted_inclusion
 from ppl_backends.numerics.arrays import as_floats
-from ppl_backends.options import checked
+from ppl_backends.options import checked, integer
+from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.factors.design import Design
 from ppl_backends.targets.factors.sites import Array, SiteFamily
 from ppl_backends.targets.protocol import Index
@@ -108,6 +111,14 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
     Returns
     -------
     EPApproximation
+        With a :class:`SpikeSlab` prior, 8,192 weighted points check the inclusion probabilities, and ``diagnostics`` has
+        ``inclusion_shift`` (the largest difference), its error ``inclusion_se``, ``effective_points`` and ``pareto_k``.
+
+    Warns
+    -----
+    ApproximationWarning
+        If EP did not converge, or an inclusion probability is off by more than 0.1 or cannot be checked; ``converged`` is
+        then False, and ``trouble`` has the reason.
 
     Examples
     --------
@@ -120,7 +131,8 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
     """
     prior = posterior.prior
     if isinstance(prior, SpikeSlab):
-        return _along_widths(posterior, prior, [*_wider(prior), prior.spike], executor, options)[-1]
+        fit = _along_widths(posterior, prior, [*_wider(prior), prior.spike], executor, options)[-1]
+        return _checked_inclusion(fit)
     if not isinstance(prior, GaussianPriorTarget):
         raise ModelError(
             "fit_pair_ep: expected a pair loss and a Gaussian or SpikeSlab prior; use fit_ep or sample_smc"
@@ -148,7 +160,8 @@ def fit_pair_ep_path(
     Returns
     -------
     list of EPApproximation
-        The prior of their ``target`` has the spike; :func:`inclusion_probabilities` accepts each of them.
+        The prior of their ``target`` has the spike; :func:`inclusion_probabilities` accepts each of them. The check of
+        :func:`fit_pair_ep` is made for the last one.
 
     Examples
     --------
@@ -170,7 +183,17 @@ def fit_pair_ep_path(
         or not 0 < widths[-1] <= widths[0] < np.inf
     ):
         raise ModelError(f"spikes={spikes!r}: expected decreasing numbers above 0")
-    return _along_widths(posterior, prior, widths.tolist(), executor, options)
+    *path, last = _along_widths(posterior, prior, widths.tolist(), executor, options)
+    return [*path, _checked_inclusion(last)]
+
+
+def _checked_inclusion(fit: Any) -> Any:
+    """Return a fit with the verdict of weighted points on its inclusion probabilities, and warn if it is not good."""
+    found = judged(fit, inclusion_probabilities(fit))
+    if fit.converged and not found.converged:
+        said = f"EP of spikes and slabs: {found.trouble}: use inclusion_probabilities(fit, points=100_000)"
+        warnings.warn(said, ApproximationWarning, stacklevel=user_level())
+    return found
 
 
 def _shards(posterior: GibbsPosterior) -> list[Any]:
@@ -216,7 +239,8 @@ def _along_widths(
     return found
 
 
-def inclusion_probabilities(fit: Any) -> Array:
+@checked(points=integer(0))
+def inclusion_probabilities(fit: Any, points: int = 0, random_seed: SeedLike = None) -> Array:
     """Return the probabilities of the slabs ``(dim,)`` of a fit by :func:`fit_pair_ep` with a :class:`SpikeSlab` prior.
 
     They are as approximate as EP. If two columns carry the same information, EP tends to include only one of them.
@@ -224,11 +248,15 @@ def inclusion_probabilities(fit: Any) -> Array:
     Parameters
     ----------
     fit : EPApproximation
+    points : int
+        Number of weighted points that correct the probabilities, for example 100,000; EP's own if it is 0.
+    random_seed : int or Generator, optional
+        Of the points.
 
     Raises
     ------
     ModelError
-        If the fit has another prior.
+        If the fit has another prior, or ``points`` are too few to be of use.
 
     Examples
     --------
@@ -246,4 +274,10 @@ def inclusion_probabilities(fit: Any) -> Array:
     if not isinstance(prior, SpikeSlab):
         raise ModelError("inclusion_probabilities: expected a fit by fit_pair_ep with a SpikeSlab prior")
     mean, variance = fit.sites.cavity_mean[-prior.dim :], fit.sites.cavity_variance[-prior.dim :]
-    return prior.sites.shares(mean, variance)[:, 1]
+    shares: Array = prior.sites.shares(mean, variance)[:, 1]
+    if not points:
+        return shares
+    found = weighted_inclusion(fit, shares, points, spawn_generators(random_seed, 1)[0])
+    if not found.reliable:
+        raise ModelError(f"inclusion_probabilities: {points} weighted points {found.worth}; use more points")
+    return found.probability

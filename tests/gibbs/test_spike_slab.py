@@ -1,12 +1,15 @@
 """EP of a pair loss with spikes and slabs: inclusion probabilities against those of all models."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.gibbs import GibbsPosterior, SpikeSlab, fit_pair_ep, fit_pair_ep_path, inclusion_probabilities
+from ppl_backends.gibbs.pair_ep import _checked_inclusion
+from ppl_backends.gibbs.spike_check import judged
 from ppl_backends.numerics.differences import central_differences
 
 
@@ -33,6 +36,26 @@ def test_inclusion_probabilities_are_near_those_of_all_models(seed):
     exact = exact_inclusion(given)  # by Monte Carlo, to about 0.02
     assert np.ptp(exact) > 0.3
     np.testing.assert_allclose(inclusion_probabilities(fit), exact, atol=0.1)
+    np.testing.assert_allclose(inclusion_probabilities(fit, points=20_000, random_seed=1), exact, atol=0.05)
+    assert fit.diagnostics["inclusion_shift"] == pytest.approx(
+        np.abs(inclusion_probabilities(fit) - exact).max(), abs=0.06
+    )
+
+
+def test_inclusion_probabilities_that_are_off_or_not_checked_are_told():
+    given = posterior(1, SpikeSlab(3))
+    fit = fit_pair_ep(given)
+    assert judged(fit, inclusion_probabilities(fit)).converged
+    off = judged(fit, inclusion_probabilities(fit) - [0.0, 0.2, 0.0])
+    assert not off.converged
+    assert re.fullmatch(
+        r"the inclusion probability of theta\[1\] is 0\.\d\d, and by 8192 weighted .* ± 0\.0\d", off.trouble
+    )
+    blurred = fit.replaced(target=given.with_learning_rate(6000.0))
+    with pytest.warns(
+        ApproximationWarning, match="inclusion probabilities are not checked: 8192 weighted points are worth"
+    ):
+        assert not _checked_inclusion(blurred).converged
 
 
 def test_widths_of_narrow_spikes_do_not_matter():
