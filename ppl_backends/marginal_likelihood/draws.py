@@ -80,7 +80,9 @@ def read_draws(source: Any, target: BaseTarget, model: Any = None) -> Draws:
         np.asarray(stats["ancestor"]) if "ancestor" in stats else None,
         int(np.sum(stats["diverging"])) if "diverging" in stats else 0,
         int((~good).sum()),
-        _mismatch(stats, log_density),
+        np.nan
+        if getattr(target, "circular", ())
+        else _mismatch(stats, log_density),  # the sampler's turns are not known
     )
 
 

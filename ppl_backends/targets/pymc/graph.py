@@ -31,6 +31,7 @@ from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import TensorType
 
 from ppl_backends.errors import ModelError
+from ppl_backends.targets.pymc.circle import with_windows
 from ppl_backends.targets.pymc.matching import ancestors, io_toposort
 from ppl_backends.targets.pymc.rewrites import replace_checks
 from ppl_backends.targets.state_space.target import refusal as state_space_refusal
@@ -238,7 +239,8 @@ def build_graph(model: pm.Model, data: DataValues, shapes: ModelShapes, static: 
     inputs, data_map = _data_inputs(data, static)
     fixed = {**dict(zip(values, value_pieces, strict=True)), **data_map}
     try:
-        graphs = [*model.logp(vars=term_rvs, sum=False), *model.replace_rvs_by_values(outputs)]
+        graphs = with_windows(model, term_rvs, model.logp(vars=term_rvs, sum=False))
+        graphs += model.replace_rvs_by_values(outputs)
         graphs = replace_checks(_clone(graphs, fixed))
     except ModelError:
         raise

@@ -21,7 +21,7 @@ from pymc.distributions.custom import CustomSymbolicDistRV
 from pymc.distributions.distribution import PartialObservedRV, SymbolicRandomVariable
 from pymc.distributions.transforms import Chain, Interval, LogExpM1, Ordered, _default_transform
 from pymc.logprob.abstract import _logprob
-from pymc.logprob.transforms import IntervalTransform, LogOddsTransform, LogTransform
+from pymc.logprob.transforms import CircularTransform, IntervalTransform, LogOddsTransform, LogTransform
 from pytensor.graph.basic import Variable, equal_computations
 from pytensor.tensor.random.op import RandomVariable
 from scipy.special import gammaln
@@ -40,8 +40,8 @@ NORMALISED = (
 # fmt: on
 """Names in ``pymc`` of distributions whose density integrates to one under their default transform.
 
-Others are special cases of these (``ChiSquared``, ``LogitNormal``, ``GaussianRandomWalk``, …). ``VonMises`` is normalised
-over a period: its transform repeats the circle along the line.
+Others are special cases of these (``ChiSquared``, ``LogitNormal``, ``GaussianRandomWalk``, …). ``VonMises`` integrates to
+one with the window of :mod:`~ppl_backends.targets.pymc.circle`.
 """
 _SINGULAR = (
     "Dirichlet",
@@ -222,10 +222,11 @@ def _mass_inside(model: pm.Model, rv: Variable, shape: tuple[int, ...]) -> Varia
         if transforms[-1].positive or not exchangeable_and_ordered(model, rv):
             return counted_mass(model, rv, shape)
         transforms, log_orders = transforms[:-1], _log_orders(shape)
-    if not all(type(transform) in _ELEMENTWISE for transform in transforms):
+    circular = any(isinstance(transform, CircularTransform) for transform in transforms[:1])
+    if not circular and not all(type(transform) in _ELEMENTWISE for transform in transforms):
         return None
-    ends = [np.full(shape, end) for end in (-np.inf, np.inf)]
-    for transform in reversed(transforms):
+    ends = [np.full(shape, end) for end in ((-np.pi, np.pi) if circular else (-np.inf, np.inf))]
+    for transform in [] if circular else reversed(transforms):
         ends = [transform.backward(end, *rv.owner.inputs) for end in ends]
     lower, upper = pt.minimum(*ends), pt.maximum(*ends)
     try:

@@ -34,6 +34,7 @@ from scipy.signal import lfilter, lfiltic
 
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.pymc.circle import is_circular, on_the_line
 from ppl_backends.targets.pymc.graph import (
     PYTHON_MODE,
     DataValues,
@@ -116,7 +117,7 @@ class PriorSampler:
             rv for rv in self._free if model.rvs_to_transforms[rv] is not None and not has_default_transform(model, rv)
         ]
         self._groups = _redrawn_together(model, self._transformed, shapes)
-        values = {rv: forward(model, rv, rv) for rv in self._free}
+        values = {rv: on_the_line(rv) if is_circular(model, rv) else forward(model, rv, rv) for rv in self._free}
         errors = [_error_of_return(model, rv, values[rv]) for rv in self._transformed]
         fixed = prior_replacements(model, data)
         self._draws = PriorDraws(clone_replace([*values.values(), *errors], fixed, rebuild_strict=False))

@@ -20,6 +20,7 @@ from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks, pad
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.integral import PriorIntegral
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, gradient_of, sanitize, undefined
+from ppl_backends.targets.pymc.circle import circular_coordinates, spread
 from ppl_backends.targets.pymc.compile import CompiledGraph, DataArguments
 from ppl_backends.targets.pymc.factors import PyMCFactors
 from ppl_backends.targets.pymc.graph import (
@@ -96,9 +97,9 @@ class PyMCTarget(BaseTarget):
         self._data = dict(data) if data is not None else data_values(model)
         with no_c_compiler():
             self._shapes = shapes_of(model, self._data)
-        self.names = flat_names(self._shapes.value)
-        self.parameter_names = tuple(self._shapes.model)
+        self.names, self.parameter_names = flat_names(self._shapes.value), tuple(self._shapes.model)
         self.dim = len(self.names)
+        self.circular = circular_coordinates(model, self._shapes.value.values())
         if not self.dim:
             raise ModelError("the free variables of the model have no elements, so there is nothing to infer")
         self._compiled = CompiledGraph(model, self._data, self._shapes, backend)
@@ -248,8 +249,7 @@ class PyMCTarget(BaseTarget):
             if value.shape[1:] != shape:
                 raise ModelError(f"values of '{name}' have shape {value.shape[1:]} at each point; expected {shape}")
             columns.append(value.reshape(len(value), -1))
-        [x] = self._call("unconstrain", np.concatenate(columns, axis=1))
-        return x
+        return spread(self._call("unconstrain", np.concatenate(columns, axis=1))[0], self.circular)
 
     # -- starting points -------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from ppl_backends.targets.factors.proof import SHUFFLES, affine_error, gaussian_
 from ppl_backends.targets.factors.recognise import Recognised, recognise
 from ppl_backends.targets.factors.utilities import with_utilities
 from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.pymc.circle import is_circular
 from ppl_backends.targets.pymc.factors.compiled import CompiledSites, SiteGraph
 from ppl_backends.targets.pymc.factors.graph import RAW_MODE, PointFunction, Term, TermGraph
 from ppl_backends.targets.pymc.factors.mixtures import normal_mixture
@@ -49,6 +50,11 @@ class PyMCFactors(ConditionalFactors):
         late: Sequence[Variable] = (),
     ) -> None:
         rng = np.random.default_rng(0)
+        angles = [repr(rv.name) for rv in model.free_RVs if is_circular(model, rv) and not likelihood_only]
+        if angles:
+            raise ModelError(
+                f"{', '.join(angles)}: the density of an angle repeats along the line, a Gaussian does not"
+            )
         self._graph, self._data = TermGraph(model, data, shapes, likelihood_only, late), data
         self._rectangles = take_rectangles(self._graph)
         if self._rectangles and likelihood_only:

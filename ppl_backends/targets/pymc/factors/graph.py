@@ -29,6 +29,7 @@ from pytensor.tensor.math import All, Sum
 from pytensor.tensor.shape import Shape, Shape_i
 
 from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.pymc.circle import with_windows
 from ppl_backends.targets.pymc.graph import (
     DataValues,
     ModelShapes,
@@ -82,9 +83,8 @@ class TermGraph:
         constants |= self.late
         self.lock, self._loaded = RLock(), dict(data)
         with no_c_compiler():
-            graphs = clone_replace(
-                model.logp(vars=variables, sum=False), replace={**inputs, **constants}, rebuild_strict=False
-            )
+            terms = with_windows(model, variables, model.logp(vars=variables, sum=False))
+            graphs = clone_replace(terms, replace={**inputs, **constants}, rebuild_strict=False)
             initial = model.initial_point(random_seed=1)
         start = [initial[name] for name in shapes.value]
         settled = _settled(graphs, list(inputs.values()), start)
