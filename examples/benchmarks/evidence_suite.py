@@ -12,8 +12,9 @@ defaults; `suite_peers` has those of the peers. Every sampler gets the same prio
 `sample_smc` uses gradients, the others do not. A call is one point, with or without gradient.
 
 CPU seconds are of this process, without imports and with compilation. A run over ``--limit`` CPU seconds is stopped, and its
-row says so. Rows are appended to ``--file``; rows that are there are not run again. Intervals of the ratio are bootstrapped
-over seeds, and left out below three.
+row says so. Rows are appended to ``--file``; rows that are there are not run again. The last two columns of the table are
+relative to ``smc``, with squared errors and with squares of the standard errors that the samplers report. Intervals are
+bootstrapped over seeds, and left out below three.
 """
 
 import argparse
@@ -140,13 +141,19 @@ def ratio(theirs, ours, rng):
     return whole[0] / whole[1], np.quantile(drawn[0] / drawn[1], [0.025, 0.975])
 
 
+def reported(rows):
+    """Return the squared median of the reported standard errors × mean seconds."""
+    return np.median([row["se"] for row in rows]) ** 2 * np.mean([row["seconds"] for row in rows])
+
+
 def table(rows):
     """Print a line for every target and sampler, and geometric means of the ratios."""
     rng, ratios = np.random.default_rng(0), {}
     print(
-        "| target | sampler | seeds | RMSE | mean error | median se | trusted | calls | CPU s | theirs / `smc` [95 %] |"
+        "| target | sampler | seeds | RMSE | mean error | median se | trusted | calls | CPU s "
+        "| error² × time [95 %] | se² × time |"
     )
-    print("| --- " * 10 + "|")
+    print("| --- " * 11 + "|")
     for name in dict.fromkeys(row["name"] for row in rows):
         all_of = {s: [row for row in rows if (row["name"], row["sampler"]) == (name, s)] for s in SAMPLERS}
         by = {sampler: [row for row in mine if row["finished"]] for sampler, mine in all_of.items()}
@@ -154,14 +161,15 @@ def table(rows):
             stopped = [row for row in all_of[sampler] if not row["finished"]]
             if stopped:
                 seconds = np.mean([row["seconds"] for row in stopped])
-                print(f"| {name} | {sampler} | {len(stopped)} | not finished in {seconds:.0f} s " + "| " * 6 + "|")
+                print(f"| {name} | {sampler} | {len(stopped)} | not finished in {seconds:.0f} s " + "| " * 7 + "|")
             if not mine:
                 continue
             error, seconds = figures_of(mine)
-            beside = ""
+            beside, by_se = "", ""
             if sampler != "smc" and by["smc"]:
                 found, (low, high) = ratio(mine, by["smc"], rng)
                 ratios.setdefault(sampler, []).append(found)
+                by_se = f"{reported(mine) / reported(by['smc']):.2g}"
                 beside = (
                     f"{found:.2g} [{low:.2g}, {high:.2g}]" if min(len(mine), len(by["smc"])) > 2 else f"{found:.2g}"
                 )
@@ -169,7 +177,7 @@ def table(rows):
             print(
                 f"| {name} | {sampler} | {len(mine)} | {np.sqrt((error**2).mean()):.2g} | {error.mean():+.3f} | "
                 f"{np.median([row['se'] for row in mine]):.2g} | {trusted} | {np.mean([row['calls'] for row in mine]):.2g} | "
-                f"{seconds.mean():.1f} | {beside} |"
+                f"{seconds.mean():.1f} | {beside} | {by_se} |"
             )
     for sampler, found in ratios.items():
         print(f"\n{sampler} / smc, geometric mean over {len(found)} targets: {np.exp(np.log(found).mean()):.2g}")
