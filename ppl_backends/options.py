@@ -261,6 +261,8 @@ def checked(**options: Option) -> Callable[[Callable[Parameters, Result]], Calla
         assert not unknown, f"{function.__qualname__} has no parameter {unknown}"
         known = {name: COMMON[name] for name in parameters if name in COMMON} | options
         by_position = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        set_by_name = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY] or by_position
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         name = function.__qualname__.removesuffix(".__init__")
 
         @wraps(function)
@@ -268,6 +270,8 @@ def checked(**options: Option) -> Callable[[Callable[Parameters, Result]], Calla
             _check_positions(name, args, by_position, parameters)
             named = zip(by_position, args, strict=False)
             values = [known[option].check(option, value) if option in known else value for option, value in named]
+            if not open_ended and (extra := [option for option in given if option not in parameters]):
+                raise TypeError(f"{name}() has no option {extra[0]!r}; it has {', '.join(set_by_name)}")
             for option in known.keys() & given.keys():
                 given[option] = known[option].check(option, given[option])
             return function(*values, **given)

@@ -201,7 +201,8 @@ def _trouble_along_axes(
     if not drop[smallest] >= SMALLEST_DROP:
         return f"the density is nearly flat {at(smallest)}, not 0.5 (separated data or an improper posterior?)"
     if not drop[largest] <= LARGEST_DROP:
-        return f"the density is curved {at(largest)}, not 0.5, as on a ridge or in a funnel, which no Gaussian at a mode fits"
+        where = "as on a ridge, in a funnel, or with separated data under a flat prior; no Gaussian at a mode fits"
+        return f"the density is curved {at(largest)}, not 0.5, {where}"
     return ""
 
 

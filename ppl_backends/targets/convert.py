@@ -169,7 +169,9 @@ def _pymc_target(model: Any, data: Any, backend: str, cores: int | None, options
     from ppl_backends.targets.pymc.unnormalized import unnormalized_target
 
     if options:
-        raise ModelError(f"unknown option {next(iter(options))!r} for a PyMC model; known are backend and cores")
+        raise ModelError(
+            f"unknown option {next(iter(options))!r}: the call does not have it, and a PyMC model has backend and cores"
+        )
     if data is None and unnormalized_variables(model):
         return unnormalized_target(model)
     make = state_space_target if state_space_variables(model) else PyMCTarget

@@ -358,8 +358,11 @@ def test_data_outside_the_support_are_named():
         rate = pm.Gamma("rate", 2, 1)
         pm.Normal("fine", rate, 1, observed=[1.0, 2.0])
         pm.Exponential("waiting", rate, observed=[1.0, -1.0, 2.0])
+        pm.Normal("regressed", rate * np.array([1.0, np.nan]), 1, observed=[1.0, 2.0])
     target = PyMCTarget(model)
     with pytest.raises(ModelError, match=r"observed variable 'waiting' is -inf at element 1 \(1 of 3\)") as raised:
         target.initial_points(3, np.random.default_rng(0))
     assert "\n" not in str(raised.value)
-    assert "fine" not in target.explain(np.zeros(1))
+    explained = target.explain(np.zeros(1))
+    assert "fine" not in explained
+    assert "'regressed' is nan at element 1 (1 of 2), where a covariate may be NaN" in explained

@@ -368,10 +368,10 @@ class PyMCTarget(BaseTarget):
         for name, term in terms.items():
             wrong = np.flatnonzero(~np.isfinite(np.ravel(term)))
             if wrong.size:
-                kind = "observed variable" if name in self._compiled.observed else "variable"
-                value = np.ravel(term)[wrong[0]]
-                where = f" at element {wrong[0]} ({wrong.size} of {term.size})" if term.size > 1 else ""
-                lines.append(f"the log density of {kind} '{name}' is {value}{where}")
+                kind, value = "observed " * (name in self._compiled.observed), np.ravel(term)[wrong[0]]
+                hint = ", where a covariate may be NaN" if np.isnan(value) else ""
+                where = f" at element {wrong[0]} ({wrong.size} of {term.size}){hint}" if term.size > 1 else ""
+                lines.append(f"the log density of {kind}variable '{name}' is {value}{where}")
         return "; ".join(lines) if lines else "all terms of the log density are finite"
 
     # -- data ------------------------------------------------------------------------------------------------------
