@@ -14,11 +14,13 @@ For a block of θ, or with hyper-parameters that other steps move, everything is
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from scipy import sparse
+from scipy.linalg.lapack import dpotrf, dtrtri
 
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.algorithm import Algorithm
@@ -89,13 +91,26 @@ class Regression:
             gram = np.asarray((products.T @ weights.T).T).reshape(-1, dim, dim)
         else:
             gram = (self.design.T * weights[:, None, :]) @ self.design
+        if len(gram) == 1:  # NumPy takes longer to call than small factors take
+            return self._factored_alone(gram[0] + self.precision)[None]
         try:
             factor = np.linalg.cholesky(gram + self.precision)
         except np.linalg.LinAlgError:
-            raise ModelError(
-                f"{self.step}: the coefficients given the latent variables are improper; give them a proper prior"
-            ) from None
+            raise self._improper() from None
         return np.swapaxes(np.linalg.inv(factor), -1, -2)
+
+    def _factored_alone(self, precision: Array) -> Array:
+        """Return the transposed inverse of the Cholesky factor of one P ``(dim, dim)``."""
+        factor, failed = dpotrf(precision, lower=1, clean=1)
+        if failed:
+            raise self._improper()
+        inverse: Array = dtrtri(factor, lower=1)[0]
+        return inverse.T
+
+    def _improper(self) -> ModelError:
+        return ModelError(
+            f"{self.step}: the coefficients given the latent variables are improper; give them a proper prior"
+        )
 
 
 def _products_of_columns(design: Any) -> Any:
@@ -230,6 +245,8 @@ def scale_factor(rng: Any, n: int, quadratic: Array, linear: Array) -> Array:
     without the first it is a normal density, without the second a gamma density. The narrower of the two is the
     proposal; if both are near a normal density, at least 0.7 of the proposals are accepted.
     """
+    if len(quadratic) == 1:
+        return np.array([_scale_factor_alone(rng, n, float(quadratic[0]), float(linear[0]))])
     # of two forms of the positive root, the one without cancellation
     root = np.sqrt(linear**2 + 4.0 * quadratic * (n - 1))
     mode = np.where(linear > 0, 0.5 * (linear + root) / quadratic, 2.0 * (n - 1) / (root - linear))
@@ -244,6 +261,23 @@ def scale_factor(rng: Any, n: int, quadratic: Array, linear: Array) -> Array:
         short = np.where(normal, (n - 1) * (np.log(ratio) - ratio + 1.0), -0.5 * curvature * (ratio - 1.0) ** 2)
         found = np.where(wanted & (np.log(u) < short), ratio, found)
     return np.asarray(found * mode)
+
+
+def _scale_factor_alone(rng: Any, n: int, quadratic: float, linear: float) -> float:
+    """Return one :func:`scale_factor`, by the same random numbers."""
+    root = math.sqrt(linear**2 + 4.0 * quadratic * (n - 1))
+    mode = 0.5 * (linear + root) / quadratic if linear > 0 else 2.0 * (n - 1) / (root - linear)
+    curvature = quadratic * mode**2
+    normal, sd = curvature >= n - 1, 1.0 / math.sqrt(curvature)
+    while True:
+        u = 1.0 - float(rng.random((1,))[0])
+        ratio = 1.0 + sd * float(rng.standard_normal((1,))[0])
+        if not normal:
+            ratio = float(rng.standard_gamma(n, (1,))[0]) / (n - 1)
+        ratio = max(ratio, 1e-300)
+        short = (n - 1) * (math.log(ratio) - ratio + 1.0) if normal else -0.5 * curvature * (ratio - 1.0) ** 2
+        if math.log(u) < short:
+            return ratio * mode
 
 
 def _product(matrix: Array, rows: Array) -> Array:

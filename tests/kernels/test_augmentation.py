@@ -97,6 +97,25 @@ def test_latent_variables_leave_posteriors_invariant(name):
     assert p_value(name) > LEVEL
 
 
+@pytest.mark.parametrize(("quadratic", "linear"), [(2.0, 1.5), (0.3, -6.0)])
+def test_one_scale_factor_has_the_mean_of_its_density(quadratic, linear):
+    """A normal and a gamma proposal; many factors at once are the subject of the tests of invariance."""
+    rng, n = np.random.default_rng(1), 5
+    drawn = np.concatenate([scale_factor(rng, n, np.array([quadratic]), np.array([linear])) for _ in range(4000)])
+    g = np.linspace(1e-6, 12.0, 20_001)
+    density = g ** (n - 1) * np.exp(-0.5 * quadratic * g**2 + linear * g)
+    mean = (g * density).sum() / density.sum()
+    assert abs(drawn.mean() - mean) < 4.5 * drawn.std() / len(drawn) ** 0.5
+
+
+def test_one_factor_is_that_of_a_batch():
+    rng = np.random.default_rng(1)
+    factors = Factors(rng.normal(size=(6, 3)), 0.0, Logit(np.array([1.0, 0, 1, 1, 0, 0])), 0.0, 0.5)
+    regression = augmentation.Regression(factors, np.arange(3), np.zeros(3), (Logit,), "step")
+    weights = rng.gamma(1.0, size=(2, 6))
+    np.testing.assert_allclose(regression.root(weights[:1])[0], regression.root(weights)[0], rtol=1e-10)
+
+
 def without_offsets(rng, n, quadratic, linear):
     return scale_factor(rng, n, quadratic, np.zeros_like(linear))
 
