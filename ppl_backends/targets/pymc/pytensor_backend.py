@@ -87,18 +87,22 @@ def _one_at_a_time(function: Callable) -> Callable:
 def _without_gil(function: Any) -> Callable:
     """Return the machine code of a Numba function, called without the GIL.
 
-    A function around PyTensor's would be compiled with all of its code, a second time. So the option is set on a copy,
-    which PyTensor's cache on disk keeps apart from functions that hold the GIL.
+    PyTensor wraps its function in another one, which carries its name in the cache on disk. Every wrapper is compiled
+    with all the code that it calls. So the option is set on a copy of what is wrapped, under a name of its own.
     """
     import numba
 
-    held = function.vm.jit_fn
-    code = held.py_func
-    released = FunctionType(code.__code__, code.__globals__, code.__name__, code.__defaults__, code.__closure__)
-    options = {name: value for name, value in held.targetoptions.items() if name != "nopython"}
-    if name := _names_in_cache().get(code):
+    wrapper = function.vm.jit_fn
+    inner, file = wrapper.py_func, wrapper.py_func.__code__.co_filename  # that of the wrapped one is temporary
+    name, options = _names_in_cache().get(inner), {**wrapper.targetoptions, "nogil": True}
+    if "jitable_func" in inner.__code__.co_names:
+        inner = getattr(inner.__globals__["jitable_func"], "py_func", inner)
+    code = inner.__code__.replace(co_filename=file)
+    released = FunctionType(code, inner.__globals__, inner.__name__, inner.__defaults__, inner.__closure__)
+    if name:
         _names_in_cache()[released] = f"{name}-nogil"
-    return numba.njit(cache=name is not None, **{**options, "nogil": True})(released)
+    options.pop("nopython", None)
+    return numba.njit(cache=name is not None, **options)(released)
 
 
 def _names_in_cache() -> MutableMapping[Callable, str]:
