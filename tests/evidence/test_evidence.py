@@ -164,16 +164,16 @@ def test_chains_in_different_modes_are_never_trusted(method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("correlation", [0.0, 0.9, -0.5])
+@pytest.mark.parametrize("correlation", [0.9, -0.5])
 def test_intervals_cover_whatever_the_autocorrelation(correlation):
-    """Over 100 sets nominal 95 % intervals hold at least 88 %, three standard errors less."""
+    """Over 60 sets nominal 95 % intervals hold at least 86.5 %, three standard errors less."""
     known, inside, ratio = conjugate_gaussian(3), [], []
-    for seed in range(100):
+    for seed in range(60):
         x = autoregressive(known, 1000, np.random.default_rng([7, seed]), correlation)
         found = quietly({"x": x}, known.target, method="bridge", proposal="gaussian", random_seed=seed)
         inside.append(found.interval()[0] < known.log_evidence < found.interval()[1])
         ratio.append((found.log_evidence - known.log_evidence) / found.log_evidence_se)
-    assert np.mean(inside) >= 0.88
+    assert np.mean(inside) >= 0.865
     assert 0.65 < np.std(ratio) < 1.35
 
 

@@ -100,10 +100,10 @@ def test_too_few_points_or_points_that_do_not_vary_are_left_alone():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("known", [gamma_poisson(), conjugate_gaussian(3)], ids=["skewed", "gaussian"])
-def test_intervals_cover_over_100_seeds(known):
-    """Nominal 95 % hold at least 88.5 %, three standard errors below; the mean standard error is at most 1.6 of the sd."""
+def test_intervals_cover_over_60_seeds(known):
+    """Nominal 95 % hold at least 86.5 %, three standard errors below; the mean standard error is at most 1.6 of the sd."""
     errors, inside, sizes = [], [], []
-    for seed in range(100):
+    for seed in range(60):
         runs = [
             run_tempering(
                 PriorPath(known.target), make_kernel("hmc"), 500, np.random.default_rng([9, seed, k]), len_chain=5
@@ -115,7 +115,7 @@ def test_intervals_cover_over_100_seeds(known):
         errors.append(found.log_evidence - known.log_evidence)
         sizes.append(found.standard_error)
         inside.append(abs(errors[-1]) < found.standard_error * stats.t.ppf(0.975, found.df))
-    assert np.mean(inside) >= 0.885
+    assert np.mean(inside) >= 0.865
     assert np.mean(sizes) / np.std(errors) < 1.6
 
 

@@ -38,14 +38,14 @@ def rough_start(known):
         ("bimodal", "prior", 10),
     ],
 )
-def test_single_run_intervals_cover_over_200_seeds(name, start, len_chain):
-    """Nominal 95 % intervals hold at least 91 %, which is three standard errors below; mean(se)/sd is at most 1.5."""
+def test_single_run_intervals_cover_over_100_seeds(name, start, len_chain):
+    """Nominal 95 % intervals hold at least 88.5 %, which is three standard errors below; mean(se)/sd is at most 1.5."""
     known = KNOWN[name]
     path = PriorPath(known.target) if start == "prior" else BridgePath(known.target, rough_start(known))
     n = 400 if len_chain is None else 1000
     moves = MoveSettings(1, 20)
     estimates = []
-    for seed in range(200):
+    for seed in range(100):
         rng = np.random.default_rng([11, seed])
         run = run_tempering(path, make_kernel("hmc"), n, rng, len_chain=len_chain, moves=moves)
         figures = (run.log_evidence, run.lineage.variance, run.lineage.df)
@@ -53,9 +53,9 @@ def test_single_run_intervals_cover_over_200_seeds(name, start, len_chain):
     error = np.array([estimate.log_evidence for estimate in estimates]) - known.log_evidence
     size = np.array([estimate.standard_error for estimate in estimates])
     half = size * stats.t.ppf(0.975, [estimate.df for estimate in estimates])
-    assert np.mean(np.abs(error) < half) >= 0.91
+    assert np.mean(np.abs(error) < half) >= 0.885
     assert 0.8 < size.mean() / error.std(ddof=1) < 1.5
-    assert np.mean(np.exp(error)) == pytest.approx(1.0, abs=4.5 * error.std() / 14)
+    assert np.mean(np.exp(error)) == pytest.approx(1.0, abs=4.5 * error.std() / 10)
 
 
 def test_a_perfect_start_is_importance_sampling_with_weights_one():
