@@ -42,24 +42,26 @@ _LARGEST_GAIN = (
 )
 
 
-def with_tails(target: BaseTarget, approximation: Any) -> StudentMixture | None:
+def with_tails(target: BaseTarget, approximation: Any, by_variance: bool = False) -> StudentMixture | None:
     """Return the mixture of an approximation with Student t's nearest to the target, or None if tails are not needed.
+
+    ``by_variance`` also takes it if its weights vary clearly less than those of the approximation.
 
     Cappé, Douc, Guillin, Marin & Robert (2008), Statistics and Computing 18, 447–459.
     """
     rng = np.random.default_rng(0)  # the same mixture in every call
-    found, _, _ = _pilot(target, student_mixture(approximation), rng)
+    found, _, _ = _pilot(target, student_mixture(approximation), rng, by_variance)
     if found is None or not (1 < found.dim <= _LARGEST_TURNED and target.has_gradient):
         return found
     axes = heavy_axes(target, gaussian_of(approximation), rng)
-    turned, x, weights = _pilot(target, student_mixture(approximation, axes), rng)
+    turned, x, weights = _pilot(target, student_mixture(approximation, axes), rng, by_variance)
     if turned is None or not is_nearer(turned.log_density(x), found.log_density(x), weights):
         return found
     return turned
 
 
 def _pilot(
-    target: BaseTarget, mixture: StudentMixture, rng: np.random.Generator
+    target: BaseTarget, mixture: StudentMixture, rng: np.random.Generator, by_variance: bool
 ) -> tuple[StudentMixture | None, Array, Array]:
     """Weigh draws of a mixture and fit it to them; return the mixture or None, the points and their weights."""
     x = mixture.sample(PILOT_POINTS, rng)
@@ -68,8 +70,10 @@ def _pilot(
     log_weights = np.where(np.isnan(log_weights), -np.inf, log_weights)
     if np.sum(log_weights > -np.inf) < _CUT:
         return None, x, np.zeros(len(x))
-    weights, _ = normalised_weights(np.minimum(log_weights, np.sort(log_weights)[-_CUT]))
-    return fit_mixture(mixture, x, weights), x, weights
+    cut = np.minimum(log_weights, np.sort(log_weights)[-_CUT])
+    weights, log_mean = normalised_weights(cut)
+    normalised = cut + mixture.log_density(x) - log_mean  # the log density of the target, at points with a weight
+    return fit_mixture(mixture, x, weights, normalised if by_variance else None), x, weights
 
 
 def student_mixture(approximation: Any, axes: Array | None = None) -> StudentMixture:
@@ -82,20 +86,41 @@ def student_mixture(approximation: Any, axes: Array | None = None) -> StudentMix
     return StudentMixture(approximation, students, np.full(len(students) + 1, 1.0 / (len(students) + 1)))
 
 
-def fit_mixture(mixture: StudentMixture, x: Array, weights: Array) -> StudentMixture | None:
-    """Fit shares and scales of a mixture to weighted points; return None if the approximation alone fits as well."""
+def fit_mixture(
+    mixture: StudentMixture, x: Array, weights: Array, log_density: Array | None = None
+) -> StudentMixture | None:
+    """Fit shares and scales of a mixture to weighted points; return None if the approximation alone fits as well.
+
+    With the log density of the target at the points, the mixture also fits better if weights from it have a clearly
+    smaller variance.
+    """
     used = weights > 0
     x, weights = x[used], weights[used]
+    log_density = None if log_density is None else log_density[used]
     fitted, z = mixture, mixture.whiten(x)
     known = z, np.einsum("nd,nd->n", z, z), mixture.approximation.log_density(x)
     for done in range(1, _EM_ROUNDS + 1):
         fitted = _em_round(fitted, *known, weights)
-        if done == _FIRST_ROUNDS and not is_nearer(fitted.log_density(x), known[-1], weights):
+        if done == _FIRST_ROUNDS and not _is_better(fitted.log_density(x), known[-1], weights, log_density):
             return None
     fitted = fitted.with_parts(fitted.students, _on_grid(fitted.shares))
-    if not is_nearer(fitted.log_density(x), known[-1], weights):
+    if not _is_better(fitted.log_density(x), known[-1], weights, log_density):
         return None
     return fitted
+
+
+def _is_better(proposal: Array, other: Array, weights: Array, log_density: Array | None) -> bool:
+    """Return whether a proposal is clearly nearer to the target than another, or its weights clearly vary less.
+
+    A tail that holds two per cent of the mass hardly changes the divergence, but can be most of the variance of the
+    weights, and of the error of their mean.
+    """
+    if is_nearer(proposal, other, weights):
+        return True
+    if log_density is None:
+        return False
+    ratios = [np.exp(np.minimum(log_density - log_q, _LARGEST_GAIN)) for log_q in (proposal, other)]
+    return _exceeds(ratios[1] - ratios[0], weights)
 
 
 def _em_round(mixture: StudentMixture, z: Array, square: Array, own: Array, weights: Array) -> StudentMixture:
@@ -114,7 +139,11 @@ def _em_round(mixture: StudentMixture, z: Array, square: Array, own: Array, weig
 
 def is_nearer(log_density: Array, other: Array, weights: Array) -> bool:
     """Return whether one density is clearly nearer to weighted points than another; both are given at the points ``(n,)``."""
-    gain = np.minimum(log_density - other, _LARGEST_GAIN)
+    return _exceeds(np.minimum(log_density - other, _LARGEST_GAIN), weights)
+
+
+def _exceeds(gain: Array, weights: Array) -> bool:
+    """Return whether the mean of a gain is above zero by more than three of its standard errors."""
     mean = float(weights @ gain)
     return mean > _CLEARLY * float(np.sqrt(weights**2 @ (gain - mean) ** 2))
 

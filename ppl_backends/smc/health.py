@@ -14,7 +14,14 @@ from ppl_backends.approximations.missed_modes import LostMode, lost_mode_reason,
 from ppl_backends.errors import SamplerWarning, user_level
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.numerics.gaps import modes
-from ppl_backends.numerics.weights import FEWEST_INDEPENDENT, few_independent
+from ppl_backends.numerics.weights import (
+    FEWEST_INDEPENDENT,
+    LARGEST_PARETO_K,
+    few_independent,
+    heavy_tail,
+    pareto_k,
+    tail_share,
+)
 from ppl_backends.smc.evidence import EvidenceEstimate, ess_of_means, precision_of_sds, sums_by_lineage
 from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.smc.records import SMCResult
@@ -64,7 +71,8 @@ class Figures(NamedTuple):
 
     ``ess`` is the effective sample size of the mean or the standard deviation of the worst coordinate, ``apart``
     describes chains in different places, ``disagreement`` is a reason against the evidence, ``divergent`` is the share
-    of the last trajectories that diverged. ``short_steps`` and ``lost`` are results of trials after the runs.
+    of the last trajectories that diverged. ``heavy`` is the Pareto k of the weights of runs of one step, if their tail is
+    heavy, else 0. ``short_steps`` and ``lost`` are results of trials after the runs.
     """
 
     runs: Sequence[SMCResult]
@@ -73,6 +81,7 @@ class Figures(NamedTuple):
     apart: Apart | None
     disagreement: str
     divergent: float
+    heavy: float = 0.0
     short_steps: ShortSteps | None = None
     lost: LostMode | None = None
 
@@ -80,6 +89,7 @@ class Figures(NamedTuple):
 def figures_of(runs: Sequence[SMCResult], evidence: EvidenceEstimate) -> Figures:
     """Return the figures of runs, before any trial of shorter steps."""
     samples = [(run.x, run.lineage.ancestor) for run in runs]
+    k, share = tail_of_single_steps(runs)
     return Figures(
         runs,
         evidence,
@@ -87,7 +97,21 @@ def figures_of(runs: Sequence[SMCResult], evidence: EvidenceEstimate) -> Figures
         chains_apart(*zip(*samples, strict=True)),
         _disagreement_with_path_sampling(runs),
         float(np.mean([run.stages[-1].moves.divergent for run in in_one_mode(runs)] or [0.0])),
+        k if heavy_tail(k, share) else 0.0,
     )
+
+
+def tail_of_single_steps(runs: Sequence[SMCResult]) -> tuple[float, float]:
+    """Return the Pareto k of the weights of all runs of one step, and the share of the weight in that tail.
+
+    Both are 0 if k is small. The weights of one run may show no heavy tail because few of its points are in it.
+    """
+    weights = [run.only_weights for run in runs if run.only_weights is not None]
+    if not weights:
+        return 0.0, 0.0
+    log_weights = np.concatenate(weights)
+    k = pareto_k(log_weights)
+    return (k, tail_share(log_weights)) if k > LARGEST_PARETO_K else (0.0, 0.0)
 
 
 def in_one_mode(runs: Sequence[SMCResult]) -> list[SMCResult]:
@@ -96,7 +120,7 @@ def in_one_mode(runs: Sequence[SMCResult]) -> list[SMCResult]:
 
 
 def is_too_coarse(figures: Figures) -> bool:
-    """Return whether means or evidence of finished runs have too few effective draws, or contradict each other.
+    """Return whether means or evidence of finished runs have too few effective draws or heavy weights, or disagree.
 
     A finer ladder does not help if few draws of the start were inside the support.
     """
@@ -104,7 +128,7 @@ def is_too_coarse(figures: Figures) -> bool:
     if not all(run.complete for run in runs) or any(run.start.n_draws > len(run.x) for run in runs):
         return False
     few = figures.ess < min(_COARSE, _COARSE_SHARE * n)
-    return figures.evidence.runs_disagree or few or bool(figures.disagreement)
+    return figures.evidence.runs_disagree or few or bool(figures.disagreement) or figures.heavy > 0
 
 
 def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) -> tuple[list[SMCResult], str]:
@@ -133,6 +157,11 @@ def distrust(figures: Figures, len_chain: int | None = None, names: Sequence[str
         return []
     reasons = _not_mixed(runs, len_chain) + _misses_a_neck(figures, names)
     reasons += _few_particles(figures) + _cut_off(runs) + _apart(figures, names) + _lost(figures, names)
+    if figures.heavy:
+        reasons.append(
+            f"Pareto k of the weights of the only step is {figures.heavy:.2f} > {LARGEST_PARETO_K}: use "
+            "ess_threshold=0.9, so that more steps are taken"
+        )
     if evidence.runs_disagree:
         reasons.append(
             f"the chains' log evidences have a standard deviation of {evidence.spread:.2f}, more than the error that each "

@@ -81,13 +81,16 @@ class Ladder:
 
 @dataclass(frozen=True)
 class WeightedPoints:
-    """Points ``(n, dim)`` and log weights ``(n,)`` of a run that was one importance step; None for other runs."""
+    """Points ``(n, dim)`` and log weights ``(n,)`` of a run of one step, and whether no particle moved after it."""
 
     points: tuple[Array, Array] | None = None
+    stayed: bool = False
 
     def after(self, step: Step) -> WeightedPoints:
-        """Return the points before the step, with their weights, if no particle moved after it."""
-        return WeightedPoints((step.before.population.x, step.log_weights)) if step.moved.summary is None else self
+        """Return the points before the first step, with their weights; None after a second step."""
+        if step.before.stages:
+            return WeightedPoints()
+        return WeightedPoints((step.before.population.x, step.log_weights), step.moved.summary is None)
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,18 @@ class SMCResult(SMCState):
 
     @property
     def weighted(self) -> tuple[Array, Array] | None:
-        """Return points ``(n, dim)`` and log weights ``(n,)`` of a run that was one importance step."""
-        return self.records["weighted"].points if "weighted" in self.records else None
+        """Return points ``(n, dim)`` and log weights ``(n,)`` of a run that was one importance step, without moves."""
+        return self._only_step.points if self._only_step.stayed else None
+
+    @property
+    def only_weights(self) -> Array | None:
+        """Return the log weights ``(n,)`` of a run of one step."""
+        points = self._only_step.points
+        return None if points is None else points[1]
+
+    @property
+    def _only_step(self) -> WeightedPoints:
+        return self.records.get("weighted", WeightedPoints())
 
     @property
     def visited(self) -> Visited:

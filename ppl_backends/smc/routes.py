@@ -50,7 +50,7 @@ def choose_path(
             initial = name = "laplace"
     if name == "given":
         approximation = resolve_approximation(target, initial, random_seed=rng, argument="initial")
-        return BridgePath(target, approximation, with_tails(target, approximation))
+        return BridgePath(target, approximation, with_tails(target, approximation, by_variance=True))
     return _approximation_path(target, name, rng, partial(_prior_path_if_any, target, rng, kernel, settings))
 
 
@@ -73,7 +73,7 @@ def _approximation_path(
     nearer = variational_if_nearer(target, approximation, rng) if path is None else approximation
     instead = "the prior" if path is not None else "variational inference" if nearer is not approximation else ""
     warn_if_poor(target, approximation, "initial", f"; starting from {instead} instead" if instead else "")
-    return BridgePath(target, nearer, with_tails(target, nearer)) if path is None else path
+    return BridgePath(target, nearer, with_tails(target, nearer, by_variance=True)) if path is None else path
 
 
 def _prior_path_if_any(

@@ -3,10 +3,16 @@
 import numpy as np
 import pytest
 from scipy.special import gammaln
-from scipy.stats import cauchy, t
+from scipy.stats import cauchy, norm, t
 
 import ppl_backends as pb
+from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.results.inference_data import group
+from ppl_backends.smc.health import distrust, figures_of, is_too_coarse, tail_of_single_steps
+from ppl_backends.smc.path import BridgePath
+from ppl_backends.smc.results import evidence_of
+from ppl_backends.smc.routes import choose_kernel
+from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.targets import FunctionTarget
 
 
@@ -99,3 +105,39 @@ def test_a_bridge_to_tails():
     found = bridge_evidence(samples, target.log_density, rng)
     assert abs(found.log_evidence) < 4 * found.standard_error
     assert found.standard_error < 0.03
+
+
+def with_a_wide_part(share):
+    """Return N(0, 1), and a share of N(0, 3²): the log evidence is 0."""
+
+    def density(x):
+        narrow = norm.logpdf(x[:, 0]) + np.log1p(-share)
+        value = np.logaddexp(narrow, norm.logpdf(x[:, 0], scale=3.0) + np.log(share))
+        of_narrow = np.exp(narrow - value)[:, None]
+        return value, -x * (of_narrow + (1 - of_narrow) / 9.0)
+
+    return FunctionTarget(1, density)
+
+
+STANDARD = GaussianApproximation(np.zeros(1), cov=np.eye(1), method="given")
+
+
+def test_a_wide_part_with_little_mass_is_in_the_evidence():
+    for seed in range(2):
+        idata = pb.sample_smc(with_a_wide_part(0.02), initial=STANDARD, random_seed=seed, progressbar=False)
+        attrs = idata.posterior.attrs
+        assert attrs["log_evidence_trusted"] == 1
+        assert abs(attrs["log_evidence"]) < 4 * attrs["log_evidence_se"]
+
+
+def test_weights_of_all_runs_of_one_step_are_judged_together():
+    target = with_a_wide_part(0.1)
+    path, kernel = BridgePath(target, STANDARD), choose_kernel("auto", target, True)
+    runs = [run_tempering(path, kernel, 1000, np.random.default_rng(seed)) for seed in range(4)]
+    k, share = tail_of_single_steps(runs)
+    assert k > 0.7
+    evidence = evidence_of(runs)
+    assert evidence.standard_error > share > 0.02
+    figures = figures_of(runs, evidence)
+    assert is_too_coarse(figures)
+    assert any("only step" in reason for reason in distrust(figures))
