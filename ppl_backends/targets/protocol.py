@@ -325,6 +325,7 @@ class BaseTarget:
     is_estimated: bool = False  #: whether the likelihood is known only through ``log_likelihood_estimate``
     is_prior: bool = False  #: whether the whole density is a prior, without a likelihood
     log_concave: bool = False  #: whether the density is known to be log-concave, so that it has one mode
+    circular: Sequence[int] = ()  #: coordinates that are angles: points one turn apart are the same
     coords: Mapping[str, Sequence[Any]] = {}  #: ArviZ's coords, for the variables of :meth:`constrain`
     dims: Mapping[str, Sequence[str]] = {}  #: ArviZ's dims
     observed_data: Mapping[str, Array] = {}  #: the group of that name
@@ -336,9 +337,8 @@ class BaseTarget:
     #: ``Factors``, or an object with ``at(phi)``: a Gaussian times sites that each depend on one linear predictor
     factors: Any = None
     likelihood_factors: Any = None  #: the sites of the observations in all coordinates, under a flat prior
-    latent_gaussian: Any = (
-        None  #: an object with ``at(phi)``: sparse factors of latent variables given hyper-parameters
-    )
+    #: an object with ``at(phi)``: sparse factors of latent variables given hyper-parameters
+    latent_gaussian: Any = None
     simulate: Any = None  #: ``(x, rng) ->`` one data set per point
     likelihood_is_known: bool = True  #: whether :meth:`evaluate` has the likelihood, and not only its estimate
     #: an object with ``draw(x, rng)``, one data set per point by name, and ``on(data)``, the same target on such a data set

@@ -38,6 +38,7 @@ class WrappedTarget(BaseTarget):
     has_potentials = _of_target("has_potentials")
     is_estimated = _of_target("is_estimated")
     is_prior = _of_target("is_prior")
+    circular = _of_target("circular")
     split_problem = _of_target("split_problem")
     stated_propriety = _of_target("stated_propriety")
     evidence_note = _of_target("evidence_note")
