@@ -8,6 +8,7 @@ their masses, say whether the Gaussian can still be used.
 from __future__ import annotations
 
 import numpy as np
+from numpy.linalg import LinAlgError
 from scipy.special import expit
 from scipy.stats import chi2
 
@@ -16,9 +17,26 @@ from ppl_backends.approximations.modes import bound_of_ellipsoid, find_other_mod
 from ppl_backends.approximations.newton import LARGEST_NEWTON_DIM
 from ppl_backends.approximations.verdict import LARGEST_SHIFT, POINTS, SD_RANGE, Verdict
 from ppl_backends.approximations.wide_modes import draws_outside
+from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import BaseTarget
 
 NEGLIGIBLE_SHARE = 0.01  # largest negligible share of the other mode in the mass of both
+_MANY_ROWS = 10_000  # from here on climbs cost more than a search for factors
+
+
+def is_log_concave(target: BaseTarget) -> bool:
+    """Return whether a posterior is known to be log-concave, so that its mass is around one mode.
+
+    It is if the target says so. If it has many rows, it also is if its factors are a Gaussian prior and log-concave sites.
+    """
+    if target.log_concave:
+        return True
+    try:
+        if target.observations is None or target.observations.n < _MANY_ROWS or target.factors is None:
+            return False
+        return not len(target.factors.hyper_names) and bool(target.factors.at().log_concave)
+    except (ModelError, LinAlgError):
+        return False
 
 
 def judge_elsewhere(target: BaseTarget, q: GaussianApproximation) -> Verdict:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE, judge_elsewhere
+from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE, is_log_concave, judge_elsewhere
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.newton import LARGEST_DENSE_DIM, ModeCheck, check_mode, climb
 from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
@@ -110,7 +110,7 @@ def fit_laplace(
     target = with_power(as_target(model, data, **target_options), power, power_potentials)
     dense = representation == "dense" or (representation == "auto" and target.dim <= LARGEST_DENSE_DIM)
     q = gaussian_at_mode(target, initvals, dense, max_iterations, random_seed, progressbar)
-    if q.converged and dense and not target.log_concave:
+    if q.converged and dense and not is_log_concave(target):
         q = _judged(q, *judge_elsewhere(target, q))
     if q.trouble:
         text = f"Laplace approximation of {target.label}: {q.trouble}{_advice(q)}"

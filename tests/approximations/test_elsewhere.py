@@ -1,12 +1,13 @@
 """Mass beside a fitted Gaussian: a wide mode around a narrow one, another mode, heavy tails, and none."""
 
 import numpy as np
+import pymc as pm
 import pytest
 from scipy.special import gammaln, logsumexp
 from scipy.stats import multivariate_normal, t
 
 import ppl_backends as pb
-from ppl_backends.approximations.elsewhere import judge_elsewhere
+from ppl_backends.approximations.elsewhere import is_log_concave, judge_elsewhere
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.wide_modes import draws_outside
 from ppl_backends.errors import ApproximationWarning
@@ -129,3 +130,16 @@ def test_the_bound_is_below_the_evidence_and_there_is_no_evidence():
         assert "log_evidence" not in attrs or attrs["log_evidence"] is None
         assert attrs["elbo"] == q.elbo
     assert abs(q.mean[0] - 9 * design @ np.linalg.solve(cov, [*y[:5], 2.5])) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("prior", "n", "known"), [(pm.Normal, 12_000, True), (pm.Cauchy, 12_000, False), (pm.Normal, 100, False)]
+)
+def test_a_regression_with_many_rows_is_known_to_be_log_concave(prior, n, known):
+    """Sites are log-concave, the Cauchy prior is not; factors of few rows are not looked for."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(n, 2))
+    with pm.Model() as model:
+        beta = prior("beta", 0, 1, shape=2)
+        pm.Poisson("y", pm.math.exp(X @ beta), observed=rng.poisson(np.exp(X @ [0.3, -0.2])))
+    assert is_log_concave(pb.as_target(model)) == known

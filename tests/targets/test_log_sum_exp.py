@@ -72,3 +72,12 @@ def test_a_mixture_of_normals_has_one_maximum_for_its_rows():
     rows = [v for v in ancestors([graph]) if v.owner is not None and isinstance(v.owner.op, pt.math.Max) and v.ndim]
     assert {type(v.owner.op) for v in rows} <= {Shift}
     assert len(rows) <= 1
+
+
+@pytest.mark.parametrize("function", [pt.exp, pt.sigmoid, pt.softplus, pt.sqr, pt.abs])
+def test_bounds_that_always_hold_are_not_compared(function):
+    """XLA evaluates ``all`` of constants for every row while it compiles: a second for 100,000 rows."""
+    x = pt.vector("x")
+    for bound, holds in ((0, True), (0.5, False)):
+        [graph] = simplify([pt.switch(pt.all(function(x) >= bound), x.sum(), -np.inf)])
+        assert (_operations(graph, pt.math.All) == 0) == holds

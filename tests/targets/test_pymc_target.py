@@ -16,6 +16,7 @@ from scipy.special import expit
 from ppl_backends.errors import BackendWarning, CompilationError, ModelError
 from ppl_backends.targets import PyMCTarget
 from ppl_backends.targets.power import with_power
+from ppl_backends.targets.pymc.jax_backend import _with_large_constants
 from tests.targets.models import every_transform, logistic_model, normal_model
 
 
@@ -366,3 +367,21 @@ def test_data_outside_the_support_are_named():
     explained = target.explain(np.zeros(1))
     assert "fine" not in explained
     assert "'regressed' is nan at element 1 (1 of 2), where a covariate may be NaN" in explained
+
+
+def test_large_constants_are_arguments_of_the_program():
+    """A design of 120,000 numbers is not part of what XLA compiles; values and derivatives are those of least squares."""
+    rng = np.random.default_rng(3)
+    design, y = rng.normal(size=(60_000, 2)), rng.normal(size=60_000)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=2)
+        pm.Normal("y", pm.math.dot(design, beta), 1, observed=y)
+    target, x = PyMCTarget(model), rng.normal(size=(3, 2))
+    residuals = y - x @ design.T
+    found = target.evaluate(x, gradient=True)
+    truth = -0.5 * (residuals**2).sum(axis=1) - 30_000 * np.log(2 * np.pi)
+    np.testing.assert_allclose(found.log_likelihood, truth, rtol=1e-12)
+    np.testing.assert_allclose(found.log_likelihood_gradient, residuals @ design, rtol=1e-9)
+    np.testing.assert_allclose(target.hessian(x), np.tile(-design.T @ design - np.eye(2), (3, 1, 1)), rtol=1e-9)
+    _, _, constants = _with_large_constants([model.logp()])
+    assert [constant.shape for constant in constants] == [design.shape]

@@ -22,20 +22,23 @@ from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.scalar.math import Erfcinv, Erfcx
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import Dot
+from pytensor.tensor.variable import TensorConstant
 
 from ppl_backends.numerics.differences import central_differences
 from ppl_backends.targets.jax_process import check_process, double_precision, jax_module
 from ppl_backends.targets.pymc.graph import factorises, multiplies, no_c_compiler
 from ppl_backends.targets.pymc.jax_programs import COMPILER_OPTIONS, map_points, rewrite
-from ppl_backends.targets.pymc.matching import io_toposort
+from ppl_backends.targets.pymc.matching import ancestors, io_toposort
 from ppl_backends.targets.pymc.stable_functions import register_jax
 
 _execution = threading.Lock()
+_LARGE = 100_000  # elements of a constant that becomes an argument
 
 
 def _jax() -> Any:
@@ -63,9 +66,27 @@ def _translate(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Calla
         return translation(graph)
 
 
-def _batch(function: Callable, n_data: int, delicate: bool) -> Callable:
-    """Return the compiled function of a block of points; ``delicate`` programs are rewritten."""
-    jax = _jax()
+def _with_large_constants(outputs: Sequence[Variable]) -> tuple[list[Variable], list[Variable], list[Any]]:
+    """Return arguments in place of large constants, the outputs with these, and the values of the arguments.
+
+    XLA transposes and multiplies constants while it compiles, which takes seconds for a million rows.
+    """
+    large = [
+        variable
+        for variable in dict.fromkeys(ancestors(outputs))
+        if isinstance(variable, TensorConstant) and variable.dtype == "float64" and variable.data.size >= _LARGE
+    ]
+    arguments = [constant.type() for constant in large]
+    replaced = clone_replace(list(outputs), dict(zip(large, arguments, strict=True)), rebuild_strict=False)
+    return arguments, replaced, [as_argument(constant.data) for constant in large]
+
+
+def _batch(function: Callable, n_data: int, constants: Sequence[Any], delicate: bool) -> Callable:
+    """Return the compiled function of a block of points; ``delicate`` programs are rewritten.
+
+    ``constants`` are the last arguments of the function, after ``n_data`` others.
+    """
+    jax, n_data = _jax(), n_data + len(constants)
     if delicate:
         options = COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
         batched = jax.jit(rewrite(map_points(function)), compiler_options=options)
@@ -75,7 +96,7 @@ def _batch(function: Callable, n_data: int, delicate: bool) -> Callable:
     def call(block: np.ndarray, *data: Any) -> list[np.ndarray]:
         check_process()
         with _execution, double_precision():
-            return [np.asarray(output, dtype=np.float64) for output in batched(block, *data)]
+            return [np.asarray(output, dtype=np.float64) for output in batched(block, *data, *constants)]
 
     return call
 
@@ -87,18 +108,21 @@ def _is_delicate(point: Variable, outputs: Sequence[Variable]) -> bool:
 
 def compile_batched(point: Variable, data: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
     """Return ``(block (n, dim), *data) -> [output (n, ...), ...]``."""
-    return _batch(_translate([point, *data], outputs), len(data), _is_delicate(point, outputs))
+    arguments, outputs, constants = _with_large_constants(outputs)
+    function = _translate([point, *data, *arguments], outputs)
+    return _batch(function, len(data), constants, _is_delicate(point, outputs))
 
 
 def compile_gradient(point: Variable, data: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
     """Return ``(block (n, dim), *data) -> [*values (n,), *gradients (n, dim)]`` of scalar outputs, in one pass."""
-    jax, function = _jax(), _translate([point, *data], outputs)
+    arguments, outputs, constants = _with_large_constants(outputs)
+    jax, function = _jax(), _translate([point, *data, *arguments], outputs)
 
     def values_and_gradients(x, *data):
         pairs = [jax.value_and_grad(lambda x, k=k: function(x, *data)[k])(x) for k in range(len(outputs))]
         return (*[value for value, _ in pairs], *[gradient for _, gradient in pairs])
 
-    return _batch(values_and_gradients, len(data), _is_delicate(point, outputs))
+    return _batch(values_and_gradients, len(data), constants, _is_delicate(point, outputs))
 
 
 def compile_hessian(point: Variable, data: Sequence[Variable], output: Variable) -> Callable:
@@ -106,9 +130,10 @@ def compile_hessian(point: Variable, data: Sequence[Variable], output: Variable)
     if any(isinstance(node.op, tuple(_DIFFERENCED)) for node in io_toposort([], [output])):
         gradient = compile_gradient(point, data, [output])
         return lambda block, *data: [central_differences(lambda x: gradient(x, *data)[1], block)]
-    jax, function = _jax(), _translate([point, *data], [output])
+    arguments, [output], constants = _with_large_constants([output])
+    jax, function = _jax(), _translate([point, *data, *arguments], [output])
     hessian = jax.hessian(lambda x, *data: function(x, *data)[0])
-    return _batch(lambda x, *data: (hessian(x, *data),), len(data), _is_delicate(point, [output]))
+    return _batch(lambda x, *data: (hessian(x, *data),), len(data), constants, _is_delicate(point, [output]))
 
 
 class VectorSideDot(Dot):

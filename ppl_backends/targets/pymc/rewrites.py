@@ -12,14 +12,16 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.scalar.basic import GE, LE, Exp, Log1p, Mul, Neg, Switch
-from pytensor.scalar.math import Sigmoid
+from pytensor.scalar.basic import GE, LE, Abs, Exp, Log1p, Mul, Neg, Sqr, Switch
+from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import All
 from pytensor.tensor.variable import TensorConstant
 
 from ppl_backends.targets.pymc.matching import ancestors, arguments, constant
 from ppl_backends.targets.pymc.stable_functions import NORMAL_TAIL_REWRITES, shift_without_gradient, softplus_to_fast
+
+_BOUNDED = {GE: ((Abs, Exp, Sigmoid, Softplus, Sqr), 0), LE: ((Sigmoid,), 1)}
 
 
 @node_rewriter([CheckParameterValue])
@@ -43,13 +45,16 @@ def positive_definite_by_cholesky(fgraph, node):
 
 
 @node_rewriter([All])
-def sigmoid_is_a_probability(fgraph, node):
-    """Write ``all(sigmoid(x) >= 0)`` and ``all(sigmoid(x) <= 1)`` as true (a NaN shows in the density itself)."""
+def known_bounds(fgraph, node):
+    """Write ``all(exp(x) >= 0)``, ``all(sigmoid(x) <= 1)`` and the like as true (a NaN shows in the density itself).
+
+    XLA finds them to be true, too, but then evaluates ``all`` of as many constants as there are rows while it compiles.
+    """
     compared = node.inputs[0].owner
     if node.op.axis is not None or compared is None or not isinstance(compared.op, Elemwise):
         return None
-    bound = {GE: 0, LE: 1}.get(type(compared.op.scalar_op))
-    if bound is None or not arguments(compared.inputs[0], Sigmoid) or constant(compared.inputs[1]) != bound:
+    functions, bound = _BOUNDED.get(type(compared.op.scalar_op), ((), None))
+    if constant(compared.inputs[-1]) != bound or not any(arguments(compared.inputs[0], kind) for kind in functions):
         return None
     return [pt.constant(True, dtype="bool")]
 
@@ -110,7 +115,7 @@ def simplify(graphs: Sequence[Variable]) -> list[Variable]:
         in2out(rewrite).rewrite(tails)
     stable = rewrite_graph(list(tails.outputs), include=("canonicalize", "stabilize"), clone=False)
     fgraph = FunctionGraph(outputs=list(stable), clone=False)
-    last = (sigmoid_is_a_probability, log1p_minus_sigmoid, switch_inside, softplus_to_fast, shift_without_gradient)
+    last = (known_bounds, log1p_minus_sigmoid, switch_inside, softplus_to_fast, shift_without_gradient)
     for rewrite in last:
         in2out(rewrite).rewrite(fgraph)
     return _in_double(list(fgraph.outputs))
