@@ -51,7 +51,7 @@ OPEN = {
     ),
     *("x", "rows", "columns", "values", "weights", "shape", "shards", "prior_mean", "prior_precision", "names"),
     *("X", "y", "prior", "kernel", "length_scale"),
-    *("spikes", "cholesky", "mean", "idata"),
+    *("spikes", "cholesky", "mean", "idata", "fit"),
 }
 # Never right, whatever the option: a type that none takes, NaN, an infinity with the wrong sign.
 NEVER = [object(), {1, 2}, np.nan, -np.inf, b"auto", 1j, "no such thing"]
