@@ -316,7 +316,7 @@ class Verdict(NamedTuple):
         return "; ".join([self.replaced, *self.reasons] if self.replaced else self.reasons)
 
 
-def _with_memory(bridge: EvidenceEstimate, figures: Figures) -> EvidenceEstimate:
+def _with_displacement(bridge: EvidenceEstimate, figures: Figures) -> EvidenceEstimate:
     """Return the evidence of the bridges with an error for the particles' correlation with the path.
 
     If tempering is off by more than its noise, the particles were displaced along the path. The last moves leave a fraction
@@ -361,7 +361,7 @@ def judge(
     wanted = bool(reasons) or float(np.hypot(bridge.standard_error, prior_error)) < evidence.standard_error
     if not (replaceable and wanted and may_replace(evidence, bridge) and draws_are_healthy(figures, by_mode)):
         return Verdict(evidence, "tempering", reasons)
-    bridge = _with_memory(bridge, figures)
+    bridge = _with_displacement(bridge, figures)
     method = "bridge sampling by mode" if by_mode else "bridge sampling"
     if not reasons:
         return Verdict(bridge, method, reasons)

@@ -10,7 +10,7 @@ from ppl_backends.kernels.mala import Mala
 from ppl_backends.kernels.random_walk import RandomWalk
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.evidence import combine_evidence
-from ppl_backends.smc.health import distrust, figures_of
+from ppl_backends.smc.health import _with_displacement, distrust, figures_of
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import run_tempering
@@ -34,11 +34,16 @@ class TimidMala(Mala):
         return super().step(rng, population, density, parameters._replace(scale=0.01))
 
 
-def verdict(known, kernel, n=500, chains=3, **options):
+def figures(known, kernel, n=500, chains=3, **options):
     path = PriorPath(known.target)
     runs = [run_tempering(path, kernel, n, np.random.default_rng([5, chain]), **options) for chain in range(chains)]
     estimate = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
-    reasons = distrust(figures_of(runs, estimate), len_chain=options.get("len_chain"))
+    return figures_of(runs, estimate)
+
+
+def verdict(known, kernel, **options):
+    found = figures(known, kernel, **options)
+    reasons, estimate = distrust(found, len_chain=options.get("len_chain")), found.evidence
     return " ".join(reasons), estimate.log_evidence - known.log_evidence, estimate.standard_error
 
 
@@ -55,6 +60,16 @@ def test_a_mis_tuned_kernel_is_not_trusted(kernel, options):
     reasons, _, _ = verdict(GAUSSIAN, kernel, moves=MoveSettings(1, 12), **options)
     assert "did not mix" in reasons
     assert "have descendants" in reasons
+
+
+@pytest.mark.parametrize(("kernel", "shares"), [(Hmc(), (0.0, 0.2)), (TimidMala(), (0.5, 1.0))])
+def test_bridges_of_particles_that_correlate_have_the_error_of_their_displacement(kernel, shares):
+    """Moves that mix leave none of a distance of two nats from tempering; moves that do not leave most of it."""
+    found = figures(GAUSSIAN, kernel, moves=MoveSettings(1, 12))
+    near = found.evidence._replace(standard_error=1e-3)
+    far = near._replace(log_evidence=near.log_evidence + found.evidence.standard_error + 2.0)
+    assert _with_displacement(near, found).standard_error == pytest.approx(1e-3)
+    assert shares[0] <= _with_displacement(far, found).standard_error / 2 <= shares[1]
 
 
 @pytest.mark.usefixtures("no_change_of_variables")
