@@ -111,7 +111,7 @@ def narrowed(posterior: Any, node: Any, scale: Array) -> tuple[Array, Array]:
     The ends are node ± column. Their decrease is the average of both, in nats; it is 1/2 along a standard deviation.
     """
     scale, decreases = scale.copy(), np.full(len(scale), 0.5)
-    for column, j in zip(scale.T, range(len(scale)), strict=True):  # views of the columns
+    for j, column in enumerate(scale.T):  # views of the columns
         for _ in range(NARROWER_ROUNDS):
             ends = [posterior.node(node.phi + side * column, node.fit) for side in (1.0, -1.0)]
             drops = [node.log_posterior - end.log_posterior for end in ends if end is not None]

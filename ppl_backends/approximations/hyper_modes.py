@@ -34,10 +34,8 @@ FEWEST_OF_LATTICE = 4.0  # effective points
 LARGEST_AROUND = 0.1  # share of the mass that a design does not cover
 FEWEST_AROUND = 2.0  # effective points of those beyond a lattice
 LARGEST_EDGE = 0.05  # relative density where a lattice ends early, and share of points of a net without approximation
-WIDER, DRAWS_EACH = (
-    2.0 ** np.array([0.5, 1.0, 2.0, 3.0, 4.0, 5.0]),
-    8,
-)  # scales, and draws of each; half around lattices
+WIDER = 2.0 ** np.array([0.5, 1.0, 2.0, 3.0, 4.0, 5.0])  # scales of the Gaussians
+DRAWS_EACH = 8  # of a scale; half as many around lattices
 PRIOR_POINTS = 256
 PRIOR_SCALES = 2.0 ** np.arange(-1, 5)
 

@@ -16,12 +16,17 @@ from ppl_backends.gibbs.posterior import GibbsPosterior
 from ppl_backends.gibbs.priors import SpikeSlab
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.numerics.gaussian import LOG_2PI
-from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, pareto_k
+from ppl_backends.numerics.weights import (
+    FEWEST_INDEPENDENT,
+    LARGEST_PARETO_K,
+    effective_sample_size,
+    normalised_weights,
+    pareto_k,
+)
 
 POINTS = 8192
 RAREST = 0.05  # proposed probability of a slab, and of a spike, at least
 TAILS = 5.0  # degrees of freedom
-FEWEST, HEAVY = 100.0, 0.7  # effective points, and Pareto k, beyond which there is no check
 LARGEST_SHIFT, ERRORS = 0.1, 2.0  # of an inclusion probability, beyond so many standard errors
 
 
@@ -36,7 +41,7 @@ class WeightedInclusion(NamedTuple):
     @property
     def reliable(self) -> bool:
         """Return whether the weights can be used."""
-        return self.effective >= FEWEST and self.pareto_k <= HEAVY
+        return self.effective >= FEWEST_INDEPENDENT and self.pareto_k <= LARGEST_PARETO_K
 
     @property
     def worth(self) -> str:

@@ -76,6 +76,8 @@ def _with_large_constants(outputs: Sequence[Variable]) -> tuple[list[Variable], 
         for variable in dict.fromkeys(ancestors(outputs))
         if isinstance(variable, TensorConstant) and variable.dtype == "float64" and variable.data.size >= _LARGE
     ]
+    if not large:
+        return [], list(outputs), []
     arguments = [constant.type() for constant in large]
     replaced = clone_replace(list(outputs), dict(zip(large, arguments, strict=True)), rebuild_strict=False)
     return arguments, replaced, [as_argument(constant.data) for constant in large]

@@ -225,9 +225,12 @@ def _mass_inside(model: pm.Model, rv: Variable, shape: tuple[int, ...]) -> Varia
     circular = any(isinstance(transform, CircularTransform) for transform in transforms[:1])
     if not circular and not all(type(transform) in _ELEMENTWISE for transform in transforms):
         return None
-    ends = [np.full(shape, end) for end in ((-np.pi, np.pi) if circular else (-np.inf, np.inf))]
-    for transform in [] if circular else reversed(transforms):
-        ends = [transform.backward(end, *rv.owner.inputs) for end in ends]
+    if circular:
+        ends = [np.full(shape, end) for end in (-np.pi, np.pi)]
+    else:
+        ends = [np.full(shape, end) for end in (-np.inf, np.inf)]
+        for transform in reversed(transforms):
+            ends = [transform.backward(end, *rv.owner.inputs) for end in ends]
     lower, upper = pt.minimum(*ends), pt.maximum(*ends)
     try:
         below = pt.switch(pt.isinf(lower), -np.inf, _logcdf(rv, lower))
