@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
+
+from ppl_backends.numerics.jit import jit
 
 CENTRE = np.array([
     [2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457, 13731.693765509461125,
@@ -27,7 +28,7 @@ TAIL = np.array([
 ])  # fmt: skip
 
 
-@numba.njit(cache=True)
+@jit
 def ratio(coefficients, x):
     """Return the ratio of two polynomials of degree seven."""
     above, below = coefficients[0, 0], coefficients[1, 0]
@@ -37,7 +38,7 @@ def ratio(coefficients, x):
     return above / below
 
 
-@numba.njit(cache=True)
+@jit
 def normal_quantile(p):
     """Return the quantile of the standard normal at 0 < p < 1."""
     q = p - 0.5

@@ -13,18 +13,16 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.linalg import LinAlgError
 from scipy import sparse
 from scipy.sparse.linalg import splu
 
 from ppl_backends.numerics.arrays import Array, Index
+from ppl_backends.numerics.jit import jit
 
 # A column is dense with more elements than the first, and than the second times √d.
 _FEW, _DENSE = 16, 10.0
-
-jit = numba.njit(cache=True, nogil=True)
 
 
 class SparseCholesky:

@@ -7,13 +7,14 @@ import math
 import numba
 import numpy as np
 
+from ppl_backends.numerics.jit import jit
 from ppl_backends.numerics.normal import normal_quantile
 
 BLOCK = 64  # particles moved together, so that their data stay in the cache
 FASTMATH = {"nnan", "nsz", "contract"}
 
 
-@numba.njit(cache=True)
+@jit
 def truncated_normal(rng, a, b):
     """Draw a standard normal on [a, b]: by inversion, in the tail as Marsaglia (1964), on narrow intervals by rejection."""
     flip = a + b < 0
@@ -41,7 +42,7 @@ def truncated_normal(rng, a, b):
     return -x if flip else x
 
 
-@numba.njit(cache=True, fastmath=FASTMATH)
+@numba.njit(cache=True, fastmath=FASTMATH, error_model="numpy")
 def _bounds(column, y, z, lower, upper, first, low, high):
     """Return the interval of one coordinate of a block of particles, given the others."""
     low[:] = -np.inf
@@ -60,7 +61,7 @@ def _bounds(column, y, z, lower, upper, first, low, high):
                 high[m] = min(high[m], z[m] + (above - y[j, m]) * inverse)
 
 
-@numba.njit(cache=True)
+@jit
 def gibbs(rng, z, rows, lower, upper, mean, first, sweeps):
     """Sweep over coordinates ``first``, ... of z ``(k, n)`` ~ N(mean, I) on lower ≤ rows @ z ≤ upper, in place."""
     k, n = z.shape
@@ -87,7 +88,7 @@ def gibbs(rng, z, rows, lower, upper, mean, first, sweeps):
         z[:, start:stop] = block
 
 
-@numba.njit(cache=True)
+@jit
 def _first_wall(f, v, distance, last):
     """Return time and index of the first wall that f cos t + v sin t + distance = 0 hits; ignore the wall just left."""
     soonest, wall = np.inf, -1
@@ -107,7 +108,7 @@ def _first_wall(f, v, distance, last):
     return soonest, wall
 
 
-@numba.njit(cache=True)
+@jit
 def hamiltonian(rng, z, walls, distance):
     """Follow z ``(k, n)`` ~ N(0, I) on walls @ z + distance ≥ 0 for a time uniform on [0, π], reflected, in place."""
     k, n = z.shape

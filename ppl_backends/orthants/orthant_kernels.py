@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 from numpy.polynomial.legendre import leggauss
 
+from ppl_backends.numerics.jit import jit
 from ppl_backends.orthants.vector_kernels import LANES, exp_all, phi_all
 
 LARGEST = 0.95  # correlation above which the rules lose digits
@@ -50,17 +50,17 @@ SUMS = BOUNDS + 12  # derivatives of the rectangle by lower bounds, upper bounds
 WORK = SUMS + 12
 
 
-@numba.njit(cache=True)
+@jit
 def _phi(x):
     return 0.5 * math.erfc(-x / math.sqrt(2.0))
 
 
-@numba.njit(cache=True)
+@jit
 def _others(i):
     return (1 if i == 0 else 0), (1 if i == 2 else 2)
 
 
-@numba.njit(cache=True)
+@jit
 def _regression(r_h, r_k, between):
     """Return the slopes of a variable on two others, and one over the residual standard deviation."""
     left = (1.0 - between) * (1.0 + between)
@@ -68,7 +68,7 @@ def _regression(r_h, r_k, between):
     return on_h, on_k, 1.0 / math.sqrt(max(1.0 - on_h * r_h - on_k * r_k, 1e-300))
 
 
-@numba.njit(cache=True)
+@jit
 def _lay_pair(pair, r, work):
     """Fill the path of Φ2 to correlation ``r``."""
     rule = 0 if abs(r) < 0.5 else (1 if abs(r) < 0.8 else 2)
@@ -80,7 +80,7 @@ def _lay_pair(pair, r, work):
         work[at + 2 * MOST + i] = RULES[rule, 1, i] * angle / (2.0 * math.pi)
 
 
-@numba.njit(cache=True)
+@jit
 def _lay_triple(r12, r13, r23, determinant, work):
     """Fill the path of Φ3 from r12 = r13 = 0."""
     rule = 0 if determinant > 0.6 else (1 if determinant > 0.3 else (2 if determinant > 0.1 else 3))
@@ -97,7 +97,7 @@ def _lay_triple(r12, r13, r23, determinant, work):
             work[at + 3 * MOST], work[at + 4 * MOST], work[at + 5 * MOST] = on_first, on_second, scale
 
 
-@numba.njit(cache=True)
+@jit
 def _lay_three(work):
     """Fill all paths of three variables; return whether the rules are accurate for such correlations."""
     r10, r20, r21 = work[R + 3], work[R + 6], work[R + 7]
@@ -126,7 +126,7 @@ def _lay_three(work):
     return True
 
 
-@numba.njit(cache=True)
+@jit
 def lay_paths(row, cholesky, work):
     """Fill the paths for the factor of a row; return whether the rules are accurate for such correlations."""
     dim = cholesky.shape[1]
@@ -149,7 +149,7 @@ def lay_paths(row, cholesky, work):
     return _lay_three(work)
 
 
-@numba.njit(cache=True)
+@jit
 def _put_pair(pair, h, k, work, at):
     """Store the exponents of Φ2's path from ``at`` on, and return the end position."""
     squares, product, path, size = 0.5 * (h * h + k * k), h * k, PAIRS + 3 * MOST * pair, int(work[NODES + pair])
@@ -158,7 +158,7 @@ def _put_pair(pair, h, k, work, at):
     return at + size
 
 
-@numba.njit(cache=True)
+@jit
 def _sum_pair(pair, work, at):
     """Return Φ2 minus the product of both marginals, from the exponentials at ``at``."""
     weights, total = PAIRS + 3 * MOST * pair + 2 * MOST, 0.0
@@ -167,7 +167,7 @@ def _sum_pair(pair, work, at):
     return total
 
 
-@numba.njit(cache=True)
+@jit
 def _put_side(side, x, y, z, sign, work):
     """Store one half of the path of Φ3: of the first variable and another, and of the third given both."""
     path, size, squares = TRIPLE + 6 * MOST * side, int(work[NODES + 4]), 0.5 * (x * x + y * y)
@@ -180,7 +180,7 @@ def _put_side(side, x, y, z, sign, work):
         work[points + i - path] = left * work[i + 5 * MOST]
 
 
-@numba.njit(cache=True)
+@jit
 def _put_three(work):
     """Store all exponents and the points of all normal probabilities; return their numbers."""
     a, b, c = int(work[ORDER]), int(work[ORDER + 1]), int(work[ORDER + 2])
@@ -205,7 +205,7 @@ def _put_three(work):
     return at - EXPONENTS, end - POINTS
 
 
-@numba.njit(cache=True)
+@jit
 def _three(work):
     """Return P of an orthant of three variables and fill its derivatives."""
     n, m = _put_three(work)
@@ -233,7 +233,7 @@ def _three(work):
     return p
 
 
-@numba.njit(cache=True)
+@jit
 def _two(work):
     """Return P of an orthant of two variables and fill its derivatives."""
     x, y, r, sign, other = work[BOUNDS], work[BOUNDS + 1], work[R + 3], work[BOUNDS + 3], work[BOUNDS + 4]
@@ -249,7 +249,7 @@ def _two(work):
     return p
 
 
-@numba.njit(cache=True)
+@jit
 def _corner(row, corner, mean, lower, upper, work):
     """Store the orthant at a corner, above upper bounds where bits are set; return its sign, or 0 for none."""
     weight = 1.0
@@ -265,7 +265,7 @@ def _corner(row, corner, mean, lower, upper, work):
     return weight
 
 
-@numba.njit(cache=True)
+@jit
 def _sum_corners(row, mean, lower, upper, work):
     """Return P of a rectangle, and fill the sums of derivatives."""
     dim, total = mean.shape[1], 0.0
@@ -285,7 +285,7 @@ def _sum_corners(row, mean, lower, upper, work):
     return total
 
 
-@numba.njit(cache=True)
+@jit
 def exact_row(row, mean, cholesky, lower, upper, work, by_mean, by_lower, by_upper, by_cholesky):
     """Return log P of a row where each variable has a bound, and fill its derivatives; else NaN, nothing filled.
 

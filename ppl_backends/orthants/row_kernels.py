@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 from numpy.polynomial import chebyshev
 from scipy.special import erfcx
 
+from ppl_backends.numerics.jit import jit
 from ppl_backends.numerics.normal import CENTRE, MIDDLE, TAIL, ratio
 from ppl_backends.orthants.orthant_kernels import WORK, exact_row, lay_paths
 
@@ -32,7 +32,7 @@ def _log_scaled_tail(s):
 LOG_TAIL = chebyshev.cheb2poly(chebyshev.chebinterpolate(_log_scaled_tail, 28))
 
 
-@numba.njit(cache=True)
+@jit
 def _log_tail(x):
     """Return log Φ(−x), x ≥ 0."""
     if x < 20.0:
@@ -44,7 +44,7 @@ def _log_tail(x):
     return math.log(t) - 0.5 * x * x + value
 
 
-@numba.njit(cache=True)
+@jit
 def _below_zero(a, b):
     """Return log Φ(b), log(Φ(a) / Φ(b)), whether [a, b] is narrow, and log P: for an interval not above zero."""
     half, middle = 0.5 * (b - a), 0.5 * (a + b)
@@ -60,13 +60,13 @@ def _below_zero(a, b):
     return log_b, less, narrow, log_b + math.log(-math.expm1(less))
 
 
-@numba.njit(cache=True)
+@jit
 def _log_interval(a, b):
     """Return log(Φ(b) − Φ(a)); −∞ for an empty interval."""
     return _below_zero(-b, -a)[3] if a + b > 0.0 else _below_zero(a, b)[3]
 
 
-@numba.njit(cache=True)
+@jit
 def _normal_quantile(y):
     """Return x with log Φ(x) = y: algorithm AS 241 in logs, and in the far tail a step of Newton's method."""
     p = math.exp(y)
@@ -82,7 +82,7 @@ def _normal_quantile(y):
     return math.copysign(x, q)
 
 
-@numba.njit(cache=True)
+@jit
 def _quantile(u, a, b):
     """Return the quantile at ``u`` of a standard normal on [a, b], and the log probability of that interval."""
     flip = a + b > 0.0
@@ -94,13 +94,13 @@ def _quantile(u, a, b):
     return (-x if flip else x), log_p
 
 
-@numba.njit(cache=True)
+@jit
 def _density(x, log_p):
     """Return the density at ``x`` of a normal on an interval of that log probability; 0 if it is empty."""
     return math.exp(-0.5 * x * x - LOG_ROOT_2PI - log_p) if log_p > -np.inf else 0.0
 
 
-@numba.njit(cache=True)
+@jit
 def _mean(a, b):
     """Return the mean of a standard normal on [a, b], and its derivatives by a and b."""
     if 0.5 * (b - a) * max(1.0, 0.5 * abs(a + b)) < NARROW:
@@ -111,7 +111,7 @@ def _mean(a, b):
     return mean, at_a * (mean - a), at_b * (b - mean)
 
 
-@numba.njit(cache=True)
+@jit
 def _solve(matrix, x):
     """Solve matrix @ y = x in place of x; no pivoting is needed, because every leading minor is positive."""
     dim = x.size
@@ -127,7 +127,7 @@ def _solve(matrix, x):
         x[k] /= matrix[k, k]
 
 
-@numba.njit(cache=True)
+@jit
 def _residual(s, beyond, low, high, push, by_low, by_high, residual):
     """Fill the means P(s) with their derivatives and s − B P(s); return the size of the last."""
     for k in range(s.size):
@@ -141,7 +141,7 @@ def _residual(s, beyond, low, high, push, by_low, by_high, residual):
     return size
 
 
-@numba.njit(cache=True)
+@jit
 def _saddle_point(beyond, low, high, push, by_low, by_high):
     """Fill P at s = B P(s), by Newton's method, and its derivatives by the bounds at that s."""
     dim = low.size
@@ -171,7 +171,7 @@ def _saddle_point(beyond, low, high, push, by_low, by_high):
         size = found
 
 
-@numba.njit(cache=True)
+@jit
 def _points(rows, low, high, push, centre, uniforms, by_low, by_high, by_centre, by_push, by_rows):
     """Return the log of the mean weight of points, and fill its derivatives for a fixed tilt."""
     dim, n = low.size, uniforms.shape[0]
@@ -226,7 +226,7 @@ def _points(rows, low, high, push, centre, uniforms, by_low, by_high, by_centre,
     return top + math.log(total / n) if total > 0.0 else -np.inf
 
 
-@numba.njit(cache=True)
+@jit
 def _through_tilt(rows, beyond, push, mean_by_low, mean_by_high, by_low, by_high, by_centre, by_push, by_rows):
     """Add to derivatives by bounds and rows their effect through the tilt."""
     dim = push.size
@@ -255,7 +255,7 @@ def _through_tilt(rows, beyond, push, mean_by_low, mean_by_high, by_low, by_high
                 by_rows[i, k] += (change[i] * push[j] + change[j] * push[i]) * rows[j, k]
 
 
-@numba.njit(cache=True)
+@jit
 def _standardised(bound, mean, scale):
     """Return a bound in residual standard deviations of a variable; replace an infinite one by a far one."""
     if math.isinf(bound):
@@ -263,7 +263,7 @@ def _standardised(bound, mean, scale):
     return min(max((bound - mean) / scale, -0.1 * UNBOUNDED), 0.1 * UNBOUNDED)
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def estimate_row(mean, cholesky, lower, upper, uniforms, by_mean, by_lower, by_upper, by_cholesky):
     """Return log P of one rectangle from points ``(n, dim)``, and fill its derivatives."""
     dim = mean.size
@@ -303,7 +303,7 @@ def estimate_row(mean, cholesky, lower, upper, uniforms, by_mean, by_lower, by_u
     return log_p
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def estimate_rows(mean, cholesky, lower, upper, uniforms, log_p, by_mean, by_lower, by_upper, by_cholesky):
     """Fill log P ``(n,)`` and derivatives of all rows; ``uniforms`` ``(1 or n, points, dim)``."""
     shared = uniforms.shape[0] == 1
@@ -314,7 +314,7 @@ def estimate_rows(mean, cholesky, lower, upper, uniforms, log_p, by_mean, by_low
         )
 
 
-@numba.njit(cache=True)
+@jit
 def _same_factor(cholesky, i, j):
     for k in range(cholesky.shape[1]):
         for m in range(k + 1):
@@ -323,7 +323,7 @@ def _same_factor(cholesky, i, j):
     return True
 
 
-@numba.njit(cache=True)
+@jit
 def _is_factor(cholesky, i):
     """Return whether a lower triangle has a positive diagonal and no entry whose square or ratio is out of range."""
     for k in range(cholesky.shape[1]):
@@ -335,7 +335,7 @@ def _is_factor(cholesky, i):
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def compute_rows(mean, cholesky, lower, upper, uniforms, log_p, by_mean, by_lower, by_upper, by_cholesky):
     """Fill the results exactly for rows with two or three bounded variables, else from points ``(n, >= dim)``.
 

@@ -6,15 +6,16 @@ random tie can be drawn and a dyad toggled in constant time. Terms are coded by 
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from ppl_backends.numerics.jit import jit
 
 EDGES, KSTAR, TRIANGLES, GWESP = range(4)
 GIBBS, TNT = range(2)
 GIVEN, EMPTY, COMPLETE, RANDOM = range(4)
 
 
-@numba.njit(cache=True)
+@jit
 def _choose(n, k):
     """Return the binomial coefficient as a float."""
     value = 1.0
@@ -23,7 +24,7 @@ def _choose(n, k):
     return value if n >= k else 0.0
 
 
-@numba.njit(cache=True)
+@jit
 def _shared(adjacency, i, j):
     """Return the number of common neighbours of two nodes."""
     count = 0
@@ -32,7 +33,7 @@ def _shared(adjacency, i, j):
     return count
 
 
-@numba.njit(cache=True)
+@jit
 def _gwesp_change(adjacency, i, j, present, decay):
     """Return the gain of gwesp by the tie (i, j): its own term, and one more shared partner for the ties around it."""
     ratio = 1.0 - np.exp(-decay)
@@ -44,7 +45,7 @@ def _gwesp_change(adjacency, i, j, present, decay):
     return change + np.exp(decay) * (1.0 - ratio**shared)
 
 
-@numba.njit(cache=True)
+@jit
 def change_statistics(adjacency, degree, i, j, kinds, parameters, out):
     """Return statistics of the graph with the tie (i, j) minus those without it, for either state of the tie."""
     present = adjacency[i, j]
@@ -60,7 +61,7 @@ def change_statistics(adjacency, degree, i, j, kinds, parameters, out):
             out[t] = _gwesp_change(adjacency, i, j, present, parameters[t])
 
 
-@numba.njit(cache=True)
+@jit
 def count_statistics(adjacency, degree, kinds, parameters, out):
     """Return the statistics of a graph by a full count."""
     n = degree.size
@@ -84,7 +85,7 @@ def count_statistics(adjacency, degree, kinds, parameters, out):
         out[t] = total / 3.0 if kinds[t] == TRIANGLES else total  # each triangle was counted from three ties
 
 
-@numba.njit(cache=True)
+@jit
 def _toggle(adjacency, degree, ties, place, n_ties, i, j):
     """Add or remove the tie (i, j), i > j; returns the number of ties."""
     if adjacency[i, j]:
@@ -105,7 +106,7 @@ def _toggle(adjacency, degree, ties, place, n_ties, i, j):
     return n_ties
 
 
-@numba.njit(cache=True)
+@jit
 def _log_tnt_ratio(n_ties, n_dyads, adding):
     """Return the log proposal ratio of tie/no-tie: half of the time it removes a random tie, else it toggles a dyad."""
     if adding:
@@ -117,7 +118,7 @@ def _log_tnt_ratio(n_ties, n_dyads, adding):
     return np.log(n_ties / (n_dyads + n_ties))
 
 
-@numba.njit(cache=True)
+@jit
 def _any_dyad(rng, n):
     """Return a dyad (i, j), i > j, at random."""
     i = int(rng.random() * n)
@@ -126,7 +127,7 @@ def _any_dyad(rng, n):
     return max(i, j), min(i, j)
 
 
-@numba.njit(cache=True)
+@jit
 def _flip(rng, adjacency, degree, ties, place, n_ties, theta, kinds, parameters, statistics):
     """Draw the graph or its complement, given that it is one of the two; a deterministic flip would be periodic."""
     n = degree.size
@@ -143,7 +144,7 @@ def _flip(rng, adjacency, degree, ties, place, n_ties, theta, kinds, parameters,
     return n_ties
 
 
-@numba.njit(cache=True)
+@jit
 def _list_ties(adjacency, ties, place):
     n_ties = 0
     for i in range(adjacency.shape[0]):
@@ -155,7 +156,7 @@ def _list_ties(adjacency, ties, place):
     return n_ties
 
 
-@numba.njit(cache=True)
+@jit
 def _first_graph(rng, start, given, adjacency, degree):
     n = degree.size
     for i in range(n):
@@ -170,7 +171,7 @@ def _first_graph(rng, start, given, adjacency, degree):
         degree[i] = adjacency[i].sum()
 
 
-@numba.njit(cache=True)
+@jit
 def chain(rng, theta, kinds, parameters, move, flip_every, start, given, toggles, graphs, keep, out):
     """Run one chain of graphs, recorded after each entry of ``toggles`` (m,) further toggles.
 

@@ -6,11 +6,12 @@ are a table ``(sites, most)`` padded with -1.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from ppl_backends.numerics.jit import jit
 
-@numba.njit(cache=True)
+
+@jit
 def _site(u, x, i, coupling, field, neighbours, weights):
     """Return the colour of site i given the rest, by inversion of one uniform number."""
     energy = field[i].copy()
@@ -27,7 +28,7 @@ def _site(u, x, i, coupling, field, neighbours, weights):
     return colour
 
 
-@numba.njit(cache=True)
+@jit
 def heat_bath(x, uniforms, coupling, field, neighbours):
     """Sweep once per row of ``uniforms`` ``(sweeps, sites)``; monotone in ``x`` for two colours and J ≥ 0."""
     weights = np.empty(field.shape[1])
@@ -36,7 +37,7 @@ def heat_bath(x, uniforms, coupling, field, neighbours):
             x[i] = _site(uniforms[sweep, i], x, i, coupling, field, neighbours, weights)
 
 
-@numba.njit(cache=True)
+@jit
 def gibbs(rng, x, sweeps, coupling, field, neighbours):
     """Make systematic sweeps from fresh random numbers."""
     weights = np.empty(field.shape[1])
@@ -45,7 +46,7 @@ def gibbs(rng, x, sweeps, coupling, field, neighbours):
             x[i] = _site(rng.random(), x, i, coupling, field, neighbours, weights)
 
 
-@numba.njit(cache=True)
+@jit
 def _root(parent, i):
     while parent[i] != i:
         parent[i] = parent[parent[i]]
@@ -53,7 +54,7 @@ def _root(parent, i):
     return i
 
 
-@numba.njit(cache=True)
+@jit
 def swendsen_wang(rng, x, sweeps, coupling, field, neighbours):
     """Make clusters of equal neighbours, bonded with probability 1 − exp(−J), and give each a new colour given the field."""
     n, q = field.shape

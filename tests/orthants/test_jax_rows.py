@@ -84,6 +84,18 @@ def test_in_jax():
         jax.hessian(total)(*given)
 
 
+def test_rows_after_one_with_a_division_by_zero_are_computed():
+    """Entries of the first factor differ by 60 orders of magnitude, and a pivot of the tilt's equation rounds to zero."""
+    mean, factors, lower, upper = (values[:4].copy() for values in rectangles())
+    truth = batch.best_log_rectangles(mean, factors, lower, upper, POINTS)
+    mean[0], lower[0], upper[0] = [-5.767, -4.286, -2.491], 0.0, np.inf
+    factors[0] = [[3.16e19, 0, 0], [9.38e17, 1.06e-20, 0], [1.9e-30, 1.38e-30, 1.58e-41]]
+    found = jax.jit(in_jax(POINTS))(mean, factors, lower, upper)
+    assert not found.log_p[0] > -np.inf
+    for mine, theirs in zip(found, truth, strict=True):
+        assert_same(mine[1:], theirs[1:])
+
+
 def test_in_numba():
     given, function = rectangles(), _in_numba(_LogRectangle(64, 0))
     found = numba.njit(lambda *x: function(*x))(*given)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
-jit = numba.njit(cache=True, nogil=True)
+from ppl_backends.numerics.jit import jit
 
 
 @jit

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, S, accept
+from ppl_backends.numerics.jit import jit
 from ppl_backends.targets.protocol import Array
 
 MARGIN, CORRELATION = 0.02, 0.075
@@ -23,8 +23,6 @@ _NOISE = 3.0  # standard errors of a correlation that counts as zero
 _RIDGE = 0.1  # prior precision of a coefficient
 _MOST_STEPS, _SETTLED = 12, 1e-2  # Newton steps, and expected gain of another one in nats over all particles
 _MOST_PREDICTORS = 20  # of one bit, those most correlated with it
-
-jit = numba.njit(cache=True, nogil=True)
 
 
 class NestedParameters(NamedTuple):

@@ -13,10 +13,9 @@ import numba
 import numpy as np
 
 from ppl_backends.kernels.protocol import acceptance_probability
+from ppl_backends.numerics.jit import jit
 from ppl_backends.targets.factors.compiled import site
 from ppl_backends.targets.protocol import Array
-
-jit = numba.njit(cache=True, nogil=True)
 
 
 class SameTypes:

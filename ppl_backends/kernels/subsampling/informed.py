@@ -27,7 +27,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,6 +34,7 @@ from ppl_backends.kernels.protocol import KernelInfo, accept
 from ppl_backends.kernels.subsampling.control import estimate_of
 from ppl_backends.kernels.subsampling.kernel import RowsKernel
 from ppl_backends.kernels.subsampling.rows import BLOCK, Index, Rows
+from ppl_backends.numerics.jit import jit
 from ppl_backends.numerics.population import Population
 from ppl_backends.targets.protocol import Array
 
@@ -49,7 +49,7 @@ CURVATURE_ROWS = 100_000
 CURVATURE_DIRECTIONS = 8
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def swap(summaries, subset, member, seen, z, inverse, uniforms):
     """Swap rows of ``subset`` for rows outside; accept each swap with probability min{1, exp(inverse (‖z‖² − ‖z'‖²)/2)}."""
     n_rows, n = len(member), len(subset)

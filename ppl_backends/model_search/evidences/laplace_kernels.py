@@ -12,12 +12,12 @@ import math
 import numba
 import numpy as np
 
+from ppl_backends.numerics.jit import jit
 from ppl_backends.targets.factors.compiled import site
 
 SETTLED, MOST_STEPS, MOST_HALVINGS = 1e-10, 200, 40
 
-jit = numba.njit(cache=True, nogil=True)
-fast = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz", "arcp"})
+fast = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
 
 
 @fast

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
+
+from ppl_backends.numerics.jit import jit
 
 SINGULAR = 1e-10  # least share of a column's variance that earlier columns may leave
 
-jit = numba.njit(cache=True, nogil=True)
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 _EDGES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 14.0, 20.0, 28.0, 40.0])

@@ -10,16 +10,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from ppl_backends.model_search.evidences.laplace_kernels import fast, product
 from ppl_backends.model_search.evidences.linear_kernels import SINGULAR, log_bayes_factor
+from ppl_backends.numerics.jit import jit
 from ppl_backends.targets.protocol import Array
 
 ROUNDING, LARGE = 2e-16, 1e-4  # of a sweep whose pivot is one; relative to a pivot, above which the table is recomputed
-
-jit = numba.njit(cache=True, nogil=True)
 
 
 class Form(NamedTuple):

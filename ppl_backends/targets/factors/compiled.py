@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
+from ppl_backends.numerics.jit import jit
 from ppl_backends.targets.factors.sites import LOGIT, NORMAL, POISSON, PROBIT
 
 THIRD_DERIVATIVE = {LOGIT: 1 / (6 * math.sqrt(3)), PROBIT: 0.3, NORMAL: 0.0}
 """Bounds of |φ‴| for a trial, an outcome and unit precision; the Poisson has none."""
-
-jit = numba.njit(cache=True, nogil=True)
 
 
 @jit

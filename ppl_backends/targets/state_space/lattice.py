@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import numba
 import numpy as np
 from scipy.special import ndtr
 
 from ppl_backends.numerics.arrays import Array
+from ppl_backends.numerics.jit import jit
 from ppl_backends.numerics.normal import normal_quantile
 
 
@@ -47,7 +47,7 @@ def _steps(n_normals: int) -> Array:
     return np.asarray(g ** -np.arange(1.0, n_normals + 1))
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True)
+@jit
 def _fill(v, alpha, normals):
     n_normals = len(alpha)
     for row in range(len(v)):
