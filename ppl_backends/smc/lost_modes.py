@@ -12,7 +12,9 @@ move evaluated, give signs of both. Climbs start
   particles (:mod:`~ppl_backends.smc.cooling`) add to these.
 
 The mass of each mode found is measured by importance sampling from the Gaussian there, within an ellipsoid that bounds
-the weights. A mode is missed if it has more than twice the mass that the particles within the ellipsoid represent.
+the weights. A mode is missed if it has more than twice the mass that the particles within the ellipsoid represent, and
+more than the error of that mass explains. With n lineages a mode of share s has n s ± √{n s(1 − s)} of them by chance, and
+that error is part of the error of the evidence.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ from ppl_backends.targets.wrapped import WrappedTarget
 
 _SUSPECT = 1.5  # ratio of the gradient's rise to the rise of the density; two for a Gaussian
 _COOLED = 0.5  # of the run's evaluations
+_ERRORS = 3.0  # standard errors of the share that particles represent
 
 
 class Seen(Protocol):
@@ -70,11 +73,13 @@ def find_lost_mode(
     rows: int,
     rng: np.random.Generator,
     evaluations: float = np.inf,
+    lineages: Index | None = None,
 ) -> LostMode | None:
     """Return the largest mode found by climbs that has too few of the last particles, if it has 1 % of the mass.
 
     ``rows`` is the number of particles that moves evaluated in one call, and ``evaluations`` the total number of
-    gradients. Cooled particles use at most half as many.
+    gradients. Cooled particles use at most half as many. ``lineages`` labels the last particles of all runs; those of
+    different lineages are independent.
     """
     if not can_be_sought(path.target):
         return None
@@ -87,7 +92,8 @@ def find_lost_mode(
         )
         if not len(starts):
             return None
-        found = [_missed(end, mode, last, log_evidence, rng) for mode in modes_above(end, starts, ITERATIONS)]
+        climbs = modes_above(end, starts, ITERATIONS)
+        found = [_missed(end, mode, last, log_evidence, rng, lineages) for mode in climbs]
     return max((mode for mode in found if mode is not None), key=lambda mode: mode.share, default=None)
 
 
@@ -180,18 +186,36 @@ def _densest(x: Array, log_density: Array, held: Sequence[_Held], last: Array, l
 
 
 def _missed(
-    end: _EndOfPath, mode: GaussianApproximation, last: Array, log_evidence: float, rng: np.random.Generator
+    end: _EndOfPath,
+    mode: GaussianApproximation,
+    last: Array,
+    log_evidence: float,
+    rng: np.random.Generator,
+    lineages: Index | None,
 ) -> LostMode | None:
-    """Return a mode if its particles represent less than half of its mass, else None."""
+    """Return a mode if its particles represent less than half of its mass, and not by chance; else None."""
     log_mass = log_mass_of(lambda x: end.log_density_and_gradient(x)[0], mode, rng)
     if log_mass is None:
         return None
-    held = float(np.mean(~beyond(last, mode)))
+    there = ~beyond(last, mode)
+    held = float(np.mean(there))
     mass = float(np.exp(min(log_mass - log_evidence, 300.0)))  # in units of the evidence of the run
-    share = (mass - held) / (1.0 + mass - held)
-    if mass <= TIMES * held or share <= SMALLEST_SHARE:
+    share = mass / (1.0 + mass - held)
+    if mass <= TIMES * held or (mass - held) / (1.0 + mass - held) <= SMALLEST_SHARE:
         return None
-    return LostMode(mass / (1.0 + mass - held), mode.mean, farthest(mode.mean, last), held, mode)
+    if lineages is not None and _by_chance(share, held, lineages[there]):
+        return None
+    return LostMode(share, mode.mean, farthest(mode.mean, last), held, mode)
+
+
+def _by_chance(share: float, held: float, lineages: Index) -> bool:
+    """Return whether a mode with this share may hold so few of the particles, of these lineages, by chance."""
+    if not len(lineages):
+        return False
+    _, members = np.unique(lineages, return_counts=True)
+    there = float(members.sum() ** 2 / (members**2).sum())
+    n = there / held  # lineages of all particles, if those elsewhere are as large
+    return n * (share - held) <= _ERRORS * float(np.sqrt(n * share * max(1.0 - share, 0.0)))
 
 
 def with_lost_mode(target: BaseTarget, last: Array, lost: LostMode, method: str) -> MixtureApproximation:

@@ -9,6 +9,10 @@ from ppl_backends.approximations import missed_modes
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance import sampling
 from ppl_backends.smc import sample
+from ppl_backends.smc.lost_modes import find_lost_mode
+from ppl_backends.smc.path import PriorPath
+from ppl_backends.smc.records import Visited
+from ppl_backends.tempering.verdict import Visits
 
 pytestmark = pytest.mark.filterwarnings("ignore::ppl_backends.errors.SamplerWarning")
 
@@ -214,3 +218,15 @@ def test_a_mode_of_no_account_is_not_a_reason(monkeypatch):
     monkeypatch.setattr("tests.smc.test_lost_modes.WEIGHTS", np.log([0.9995, 0.0005]))
     attrs = run(two_modes(), 0).posterior.attrs
     assert "holds no draw" not in attrs["warnings"]
+
+
+@pytest.mark.parametrize(("each", "is_lost"), [(5, False), (1, True)])
+def test_a_mode_with_few_lineages_by_chance_is_not_called_lost(monkeypatch, each, is_lost):
+    """It has 4 % of the mass and 1.5 % of 2,000 particles: 6 of 400 lineages, 2.6 errors below 16, or 30 of 2,000."""
+    monkeypatch.setattr("tests.smc.test_lost_modes.WEIGHTS", np.log([0.04, 0.96]))
+    target, rng = two_modes(2), np.random.default_rng(0)
+    x = np.repeat([4.0, -4.0], [30, 1970])[:, None] + SD * rng.standard_normal((2000, 2))
+    density = target.log_density(x)
+    last = Visits(x, density, Visited(x[:30], density[:30]))
+    lost = find_lost_mode(PriorPath(target), [last], 0.0, 100, rng, 1e5, np.arange(2000) // each)
+    assert (lost is not None) == is_lost
