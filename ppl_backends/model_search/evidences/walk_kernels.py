@@ -18,6 +18,7 @@ from ppl_backends.numerics.jit import jit
 from ppl_backends.targets.protocol import Array
 
 ROUNDING, LARGE = 2e-16, 1e-4  # of a sweep whose pivot is one; relative to a pivot, above which the table is recomputed
+BLOCK = 16  # entries of a row that are updated together
 
 
 class Form(NamedTuple):
@@ -78,31 +79,37 @@ def log_evidences(form, on):
 
 
 @fast
-def _subtract(row, ratio, other):
-    for j in range(len(row)):
-        row[j] -= ratio * other[j]
+def _subtract(table, first, last, column, inverse):
+    """Subtract a multiple of ``column`` from the first ``len(column)`` entries of rows ``first`` to ``last``."""
+    for i in range(first, last):
+        row, ratio = table[i], column[i] * inverse
+        for j in range(len(column)):
+            row[j] -= ratio * column[j]
 
 
 @jit
 def _sweep(table, k, column):
     """Switch column ``k`` in place; a pivot is positive outside of the model and negative inside.
 
-    ``table`` is a lower triangle, and ``column`` work space. Returns the rounding error that the sweep adds, which is
-    large for a column that is nearly a combination of others.
+    ``table`` is a lower triangle, and ``column`` work space, both of a width that is a multiple of ``BLOCK``; entries
+    above the diagonal are not used. Returns the rounding error that the sweep adds, which is large for a column that is
+    nearly a combination of others.
     """
     m, pivot = len(table), table[k, k]
-    for i in range(m):
-        column[i] = table[k, i] if i < k else table[i, k]
-    for i in range(m):
-        if column[i] != 0.0:
-            _subtract(table[i, : i + 1], column[i] / pivot, column)
-    for i in range(m):
-        if i < k:
-            table[k, i] = column[i] / abs(pivot)
-        elif i > k:
-            table[i, k] = column[i] / abs(pivot)
-    table[k, k] = -1.0 / pivot
-    return ROUNDING * max(abs(pivot), 1.0 / abs(pivot))
+    column[:k] = table[k, :k]
+    for i in range(k, m):
+        column[i] = table[i, k]
+    inverse = 1.0 / pivot
+    # Rows of a block have the same length, without a remainder that is not vectorised.
+    for first in range(0, m, BLOCK):
+        _subtract(table, first, min(first + BLOCK, m), column[: first + BLOCK], inverse)
+    size = abs(inverse)
+    for i in range(k):
+        table[k, i] = column[i] * size
+    for i in range(k + 1, m):
+        table[i, k] = column[i] * size
+    table[k, k] = -inverse
+    return ROUNDING * max(abs(pivot), size)
 
 
 @jit
@@ -157,7 +164,8 @@ def walk(form, members, on, share, n_steps, beta, log_prior, rng):
     """
     p, m, constants = len(form.right), len(members), form.constants
     since = np.empty(p)  # the step of a column's last change
-    table, column = np.empty((p + 1, p + 1)), np.empty(p + 1)
+    width = (p // BLOCK + 1) * BLOCK
+    table, column = np.zeros((p + 1, width)), np.zeros(width)
     for row in range(len(on)):
         state = on[row]
         k, total = 0, 0
@@ -168,7 +176,7 @@ def walk(form, members, on, share, n_steps, beta, log_prior, rng):
             total += state[j]
         for each in range(m):
             k += state[members[each]]
-        density = log_prior[k] + beta * (_log_evidence(form, total, table[-1, -1]) + added)
+        density = log_prior[k] + beta * (_log_evidence(form, total, table[p, p]) + added)
         for time in range(n_steps):
             i, j, change = members[int(m * rng.random())], -1, 0
             if rng.random() < 0.5:
@@ -183,7 +191,7 @@ def walk(form, members, on, share, n_steps, beta, log_prior, rng):
                 error, added = _swept(form, state, table, column)
                 least = error
                 left, pivot, growth = _after(table, i, j)
-                density = log_prior[k] + beta * (_log_evidence(form, total, table[-1, -1]) + added)
+                density = log_prior[k] + beta * (_log_evidence(form, total, table[p, p]) + added)
             new = added - form.determinant * growth + (-constants[i] if state[i] else constants[i])
             if j >= 0:  # a swap removes i and adds j
                 new += constants[j]
