@@ -24,7 +24,13 @@ from scipy.linalg.lapack import dpotrf, dtrtri
 
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.algorithm import Algorithm
-from ppl_backends.kernels.augmented_sites import AUGMENTED, CONSTANT_WEIGHTS, plain_families, refuse_others
+from ppl_backends.kernels.augmented_sites import (
+    AUGMENTED,
+    CONSTANT_WEIGHTS,
+    constant_weights,
+    plain_families,
+    refuse_others,
+)
 from ppl_backends.kernels.protocol import Kernel, KernelInfo, KernelParameters
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.numerics.population import Population
@@ -61,15 +67,21 @@ class Regression:
             offset = offset + np.asarray(factors.design[:, held] @ theta[held])
         rows = np.flatnonzero(np.asarray(abs(design).sum(axis=1)).ravel())  # the others do not depend on the block
         self.design, self.offset = design[rows], offset[rows]
-        self.families = plain_families(factors.sites, rows)
-        refuse_others(self.families, allowed, step)
-        self.step, self._root = step, None
-        probit = [columns for family, columns in self.families if isinstance(family, Probit)]
-        self.probit = np.concatenate(probit) if probit else np.empty(0, dtype=int)
+        families = plain_families(factors.sites, rows)
+        refuse_others(families, allowed, step)
+        self.families = [(family, _span(columns)) for family, columns in families]
+        self.step = step
+        self.probit = _span(_columns(families, Probit))
         self.probit_design = self.design[self.probit]
-        if all(isinstance(family, CONSTANT_WEIGHTS) for family, _ in self.families):
-            weights, _ = self.latents(np.zeros((1, len(own))), np.random.default_rng(0))
-            self._root = self._factored(weights)[0]
+        # A' W A of sites whose weights are constant is computed once, with Q₀.
+        constant = np.zeros(len(rows))
+        for family, columns in self.families:
+            if isinstance(family, CONSTANT_WEIGHTS):
+                constant[columns] = constant_weights(family)
+        varying = np.setdiff1d(np.arange(len(rows)), _columns(families, CONSTANT_WEIGHTS))
+        self._constant = self._gram(self.design, constant[None])[0] + self.precision
+        self._varying, self._part = _span(varying), self.design[varying]
+        self._root = None if len(varying) else self._inverse_root(self._constant)
 
     def latents(self, theta: Array, rng: Any) -> tuple[Array, Array]:
         """Draw w and v of all sites, each ``(k, n)``, given the block at ``theta`` ``(k, dim)``."""
@@ -80,26 +92,28 @@ class Regression:
         return weights, values
 
     def root(self, weights: Array) -> Array:
-        """Return R with R Rᵀ = P⁻¹, ``(dim, dim)`` if it is the same for all weights, else ``(k, dim, dim)``."""
-        return self._factored(weights) if self._root is None else self._root
-
-    def _factored(self, weights: Array) -> Array:
-        """Return the transposed inverses of the Cholesky factors of P ``(k, dim, dim)``."""
-        if sparse.issparse(self.design):
-            dim = self.design.shape[1]
-            products = sparse.csr_matrix(_products_of_columns(self.design))
-            gram = np.asarray((products.T @ weights.T).T).reshape(-1, dim, dim)
-        else:
-            gram = (self.design.T * weights[:, None, :]) @ self.design
+        """Return R with R Rᵀ = P⁻¹, ``(dim, dim)`` if it is the same for all ``k`` weights, else ``(k, dim, dim)``."""
+        if self._root is not None:
+            return self._root
+        gram = self._gram(self._part, weights[:, self._varying])
         if len(gram) == 1:  # NumPy takes longer to call than small factors take
-            return self._factored_alone(gram[0] + self.precision)[None]
+            return self._inverse_root(gram[0] + self._constant)
         try:
-            factor = np.linalg.cholesky(gram + self.precision)
+            factor = np.linalg.cholesky(gram + self._constant)
         except np.linalg.LinAlgError:
             raise self._improper() from None
         return np.swapaxes(np.linalg.inv(factor), -1, -2)
 
-    def _factored_alone(self, precision: Array) -> Array:
+    def _gram(self, design: Any, weights: Array) -> Array:
+        """Return A' W A of rows of the design for weights ``(k, n)``, ``(k, dim, dim)``."""
+        if sparse.issparse(design):
+            dim = design.shape[1]
+            products = sparse.csr_matrix(_products_of_columns(design))
+            return np.asarray((products.T @ weights.T).T).reshape(-1, dim, dim)
+        gram: Array = (design.T * weights[:, None, :]) @ design
+        return gram
+
+    def _inverse_root(self, precision: Array) -> Array:
         """Return the transposed inverse of the Cholesky factor of one P ``(dim, dim)``."""
         factor, failed = dpotrf(precision, lower=1, clean=1)
         if failed:
@@ -111,6 +125,20 @@ class Regression:
         return ModelError(
             f"{self.step}: the coefficients given the latent variables are improper; give them a proper prior"
         )
+
+
+def _columns(families: list[tuple[SiteFamily, Index]], kinds: Any) -> Index:
+    """Return the positions of the sites of some kinds of family."""
+    found = [columns for family, columns in families if isinstance(family, kinds)]
+    return np.concatenate(found) if found else np.empty(0, dtype=np.intp)
+
+
+def _span(columns: Index) -> Any:
+    """Return a slice for consecutive positions, which is faster than the positions."""
+    n = len(columns)
+    if n and np.array_equal(columns, np.arange(columns[0], columns[0] + n)):
+        return slice(int(columns[0]), int(columns[0]) + n)
+    return columns
 
 
 def _products_of_columns(design: Any) -> Any:
@@ -162,7 +190,10 @@ class AugmentedDensity:
 
     def regression(self) -> Regression:
         """Return the factors of the block at the current values of the other coordinates."""
-        point = self.target.point[self.target.others]
+        others = self.target.others
+        if self._latest is not None and not len(others):
+            return self._latest[1]
+        point = self.target.point[others]
         if self._latest is None or not np.array_equal(self._latest[0], point):
             full = self.target.point
             factors = self._factors.at(full[self._factors.hyper_coordinates])
@@ -218,7 +249,7 @@ class Augmentation(Kernel):
         weights, values = regression.latents(theta, rng)
         root = regression.root(weights)
         linear = regression.linear + (values - weights * regression.offset) @ regression.design
-        if self.scale_move and len(regression.probit) > 1:
+        if self.scale_move and regression.probit_design.shape[0] > 1:
             linear = self._scaled(rng, regression, root, values, linear)
         noise = rng.standard_normal(theta.shape)
         return _product(root, _product(np.swapaxes(root, -1, -2), linear) + noise)

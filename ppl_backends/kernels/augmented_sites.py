@@ -157,6 +157,11 @@ POWERED: dict[type[SiteFamily], Callable[[Any, Any, Array, Array], Latents]] = {
 CONSTANT_WEIGHTS = (Probit, Normal)
 
 
+def constant_weights(sites: Any) -> Array | float:
+    """Return w of sites of :data:`CONSTANT_WEIGHTS`, for which it is not drawn."""
+    return 1.0 if isinstance(sites, Probit) else sites.sd**-2.0
+
+
 def plain_families(sites: SiteFamily, rows: Index) -> list[tuple[SiteFamily, Index]]:
     """Return the families among the sites ``rows``, with the positions of their sites in ``rows``; ignore constants."""
     if isinstance(sites, StackedSites):

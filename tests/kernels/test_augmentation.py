@@ -113,7 +113,7 @@ def test_one_factor_is_that_of_a_batch():
     factors = Factors(rng.normal(size=(6, 3)), 0.0, Logit(np.array([1.0, 0, 1, 1, 0, 0])), 0.0, 0.5)
     regression = augmentation.Regression(factors, np.arange(3), np.zeros(3), (Logit,), "step")
     weights = rng.gamma(1.0, size=(2, 6))
-    np.testing.assert_allclose(regression.root(weights[:1])[0], regression.root(weights)[0], rtol=1e-10)
+    np.testing.assert_allclose(regression.root(weights[:1]), regression.root(weights)[0], rtol=1e-10)
 
 
 def without_offsets(rng, n, quadratic, linear):
