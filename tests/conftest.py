@@ -35,9 +35,11 @@ settings.load_profile("suite")
 # Rooms that compute with NumPy, SciPy and Numba, and know a model only as a target.
 NUMERICAL = {
     *("approximations", "ep", "gibbs", "importance", "kernels", "mean_field", "model_search", "numerics", "orthants"),
-    *("simulators", "sklearn", "smc", "tempering"),
+    *("simulators", "sklearn", "smc", "state_space", "tempering"),
 }
 STACK = re.compile(r"pymc|\bpm\.|pytensor|jax|arviz|\baz\.|bambi|\bstan\b|stan_|_stan", re.IGNORECASE)
+# All filters are JAX programs, of one library of functions: those of PyMC and Stan models represent the others.
+STACK_OF_FILTERS = re.compile(STACK.pattern.replace("jax|", ""), re.IGNORECASE)
 
 
 def names_of(node):
@@ -56,6 +58,7 @@ def names_of(node):
 def statements(file):
     """Return name → [(whether a statement that binds it names the stack, the names it uses)]; "" for what all tests use."""
     text, found = file.read_text(encoding="utf-8"), {}
+    stack = STACK_OF_FILTERS if "state_space" in file.parts else STACK
     for node in ast.parse(text).body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue  # a docstring
@@ -67,7 +70,7 @@ def statements(file):
             code += "".join(helper.with_suffix(".py").read_text(encoding="utf-8") for helper in helpers)
         bound, used = names_of(node)
         for name in {""} if not bound or "pytestmark" in bound or "autouse" in code else bound:
-            found.setdefault(name, []).append((bool(STACK.search(code)), used))
+            found.setdefault(name, []).append((bool(stack.search(code)), used))
     return found
 
 
