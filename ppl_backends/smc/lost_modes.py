@@ -43,6 +43,7 @@ from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.numerics.differences import difference_hessian
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.weights import effective_sample_size
 from ppl_backends.smc.cooling import densest_when_cooled
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
@@ -213,8 +214,7 @@ def _by_chance(share: float, held: float, lineages: Index) -> bool:
     if not len(lineages):
         return False
     _, members = np.unique(lineages, return_counts=True)
-    there = float(members.sum() ** 2 / (members**2).sum())
-    n = there / held  # lineages of all particles, if those elsewhere are as large
+    n = effective_sample_size(np.log(members)) / held  # lineages of all particles, if those elsewhere are as large
     return n * (share - held) <= _ERRORS * float(np.sqrt(n * share * max(1.0 - share, 0.0)))
 
 

@@ -372,8 +372,8 @@ class _Call(NamedTuple):
             return self._missed_mode(weighted, rng)
         rows = -(-self.draws // (settings.len_chain or 1))
         lineages = np.concatenate([k * self.draws + run.lineage.ancestor for k, run in enumerate(runs)])
-        known = figures.evidence.log_evidence, rows, rng, self._evaluations(figures), lineages
-        lost = find_lost_mode(self.path, runs, *known)
+        log_evidence, evaluations = figures.evidence.log_evidence, self._evaluations(figures)
+        lost = find_lost_mode(self.path, runs, log_evidence, rows, rng, evaluations, lineages)
         return self._missed_mode(weighted, rng) if lost is None and weighted else lost
 
     def _missed_mode(self, weighted: Sequence[tuple[Array, Array]], rng: np.random.Generator) -> LostMode | None:
