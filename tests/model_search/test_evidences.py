@@ -52,6 +52,21 @@ def test_the_hyper_g_prior_is_integrated_over():
     assert found[0] == 0.0
 
 
+@pytest.mark.parametrize("prior", ["g", "hyper-g"])
+def test_models_without_residuals_have_the_bayes_factor_of_an_r_squared_of_one(prior):
+    columns = np.random.default_rng(1).standard_normal((6, 6))
+    saturated = LinearEvidence(columns, np.arange(6.0) ** 2, prior)  # n − 1 columns explain any y
+    on = np.arange(6) < np.array([[5], [6]])
+    np.testing.assert_array_equal(saturated.compute(on, None), [0.0, -np.inf])
+    y = columns[:, 0] - 2 * columns[:, 1]
+    if prior == "hyper-g":
+        with pytest.raises(ModelError, match="evidence of such a model is infinite"):
+            LinearEvidence(columns[:, :3], y, prior)
+    else:
+        perfect = LinearEvidence(columns[:, :3], y, prior).compute(on[:1, :3] & [True, True, False], None)
+        np.testing.assert_allclose(perfect, 0.5 * (6 - 1 - 2) * np.log(7), rtol=1e-12)
+
+
 def test_a_model_whose_columns_are_dependent_has_no_evidence():
     twice = np.column_stack([X, X[:, 1] + X[:, 2]])
     on = np.array([[1, 1, 0, 0, 1], [0, 1, 1, 0, 1]], dtype=bool)

@@ -21,6 +21,7 @@ from ppl_backends.model_search.space import Bits, ModelSpace
 from ppl_backends.targets.protocol import Array
 
 HYPER = 3.0  # a of the hyper-g prior
+PERFECT = 1e-20  # 1 − R² of columns that explain y without residuals
 
 
 class LinearEvidence(Evidence):
@@ -56,7 +57,19 @@ class LinearEvidence(Evidence):
         self.correlation = self._x.T @ self._x / self.n
         self.right = self._x.T @ self._y / self.n
         self.hyper, self.g = (HYPER if prior == "hyper-g" else 0.0), float(self.n)
+        if self.hyper:
+            self._refuse_a_perfect_fit()
         self.form = Form(self.correlation, self.right, 1.0, np.zeros(self.p), 0.0, self.hyper, self.g, float(self.n))
+
+    def _refuse_a_perfect_fit(self) -> None:
+        """Raise an error if a model without residuals has degrees of freedom left: its hyper-g evidence is infinite."""
+        fitted, _, rank, _ = np.linalg.lstsq(self._x, self._y)
+        residual = self._y - self._x @ fitted
+        if rank < self.n - 1 and residual @ residual < PERFECT * self.n:
+            raise ModelError(
+                "prior='hyper-g': the columns explain y without residuals, and the evidence of such a model is infinite; "
+                "use prior='g', or check whether a column was computed from y"
+            )
 
     def _varying(self, columns: Bits) -> Bits:
         return columns & ~self.constant

@@ -14,6 +14,7 @@ import numpy as np
 from ppl_backends.numerics.jit import jit
 
 SINGULAR = 1e-10  # least share of a column's variance that earlier columns may leave
+EXPLAINED = 1e-14  # least 1 − R² that rounding leaves
 
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
@@ -24,12 +25,14 @@ _EDGES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 
 def log_bayes_factor(hyper, g, n, k, left):
     """Return the log Bayes factor of a model with ``k`` columns against none; ``left`` is 1 − R², ``hyper`` 0 for a given g.
 
-    Liang, Paulo, Molina, Clyde & Berger (2008), equations 6 and 17.
+    Liang, Paulo, Molina, Clyde & Berger (2008), equations 6 and 17. A model with as many columns as there are degrees of
+    freedom has R² = 1 whatever y is, and the factor 1. ``left`` is NaN if the columns are dependent.
     """
-    if k == 0:
-        return 0.0
-    if k >= n - 1 or left <= 0.0:
+    if math.isnan(left) or k > n - 1:
         return -np.inf
+    if k == 0 or k == n - 1:
+        return 0.0
+    left = max(left, EXPLAINED)  # rounding may make it negative
     if hyper == 0.0:
         return 0.5 * (n - 1 - k) * math.log1p(g) - 0.5 * (n - 1) * math.log1p(g * left)
     return _hyper_g(hyper, n, k, left)
@@ -97,6 +100,6 @@ def log_evidences(correlation, right, on, hyper, g, n):
     out, factor = np.empty(len(on)), np.empty((p + 1, p))
     for i in range(len(on)):
         columns = np.flatnonzero(on[i])
-        left = share_left(correlation, right, columns, factor) if len(columns) < n - 1 else np.nan
-        out[i] = -np.inf if math.isnan(left) else log_bayes_factor(hyper, g, n, len(columns), left)
+        left = share_left(correlation, right, columns, factor) if len(columns) <= n - 1 else np.nan
+        out[i] = log_bayes_factor(hyper, g, n, len(columns), left)
     return out
