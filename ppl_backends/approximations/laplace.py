@@ -17,16 +17,18 @@ import numpy as np
 
 from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE, is_log_concave, judge_elsewhere
 from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.approximations.newton import LARGEST_DENSE_DIM, ModeCheck, check_mode, climb
+from ppl_backends.approximations.newton import LARGEST_DENSE_DIM, ModeCheck, check_mode, climb, scaled_axes
 from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
 from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.options import array, checked, choice, instance, integer, none
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.power import with_power
+from ppl_backends.targets.propriety import endless_direction
 from ppl_backends.targets.protocol import BaseTarget, as_points, named_point
 
 FALLBACK_STARTS = 8
+FLATTEST, RAYS = 10, 8  # directions of least curvature, and points, from which rays are followed
 
 
 @checked(
@@ -93,7 +95,8 @@ def fit_laplace(
     -----
     ApproximationWarning
         If no mode was found, the Hessian there is not negative definite, or the density is flat or not quadratic in
-        some direction; the Gaussian returned is then no wider than 10 in any direction. Also if there is a mode, but the
+        some direction; the Gaussian returned is then no wider than 10 in any direction. If the density does not fall
+        in some direction, the posterior is improper, and the warning says so. Also if there is a mode, but the
         points show that the Gaussian there differs from the posterior, or a search finds another mode. In all cases
         ``converged`` is False.
 
@@ -128,6 +131,8 @@ def _best(target: BaseTarget, checks: list[ModeCheck]) -> ModeCheck:
 
 def _advice(q: GaussianApproximation) -> str:
     """Return advice on methods for a posterior far from the Gaussian at its mode."""
+    if is_improper(q):
+        return ""
     if q.diagnostics.get("other_mode_share", 0.0) > NEGLIGIBLE_SHARE:
         return ": use sample_importance or sample_smc(initial='auto'), which start from all modes"
     if np.isfinite(q.log_evidence):
@@ -168,9 +173,43 @@ def find_mode(
             if best.trouble == "":
                 break
         progress.update(0, 1.0)
+        if best is not None and best.trouble and dense:
+            best = _judged_as_proper(target, best, rng)
     if best is None:
         raise ModelError(_nowhere_finite(target, start))
     return best
+
+
+def _judged_as_proper(target: BaseTarget, end: ModeCheck, rng: np.random.Generator) -> ModeCheck:
+    """Return the end point of a climb without a mode; its fault is the improper posterior if the climb has no end."""
+    q = end.gaussian
+    curvature, axes = scaled_axes(-np.nan_to_num(target.hessian(q.mean[None])))
+    flattest = axes[0][:, np.argsort(np.abs(curvature[0]))[:FLATTEST]]
+    rays = np.concatenate([q.mean[None], flattest.T, np.eye(target.dim)])
+    length = np.linalg.norm(rays, axis=1, keepdims=True)
+    points = np.concatenate([q.mean[None], q.sample(RAYS, rng)])
+    direction = endless_direction(target, points, (rays / np.maximum(length, 1e-300))[length[:, 0] > 0])
+    if direction is None:
+        return end
+    name = target.names[int(np.argmax(np.abs(direction)))]
+    trouble = (
+        f"the posterior is improper: its density does not fall along {name}, as with separated data under a flat prior; "
+        f"give {name.partition('[')[0]} a proper prior"
+    )
+    figures = end.figures | {"improper": 1.0}
+    return ModeCheck(q.replaced(trouble=trouble, diagnostics=q.diagnostics | figures), trouble, figures)
+
+
+def is_improper(q: Any) -> bool:
+    """Return whether a climb without an end showed that the posterior is improper."""
+    return bool(q.diagnostics.get("improper", 0.0))
+
+
+def proper(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:
+    """Return the Gaussian; raise an error if the posterior is improper, because samplers would not end on it."""
+    if is_improper(q):
+        raise ModelError(f"{target.label}: {q.trouble}")
+    return q
 
 
 def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:

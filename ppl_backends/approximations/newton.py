@@ -82,7 +82,7 @@ def _newton(target: BaseTarget, x: Array, max_iterations: int, progress: ChainPr
     value, gradient = target.log_density_and_gradient(x)
     for iteration in range(max_iterations):
         precision = -np.nan_to_num(target.hessian(x))
-        curvature, axes = _curvature(precision)
+        curvature, axes = scaled_axes(precision)
         safe = np.maximum(np.abs(curvature), 1e-12)
         slope = np.einsum("mdk,md->mk", axes, gradient)
         decrement = np.sqrt((slope**2 / safe).sum(axis=1))
@@ -109,7 +109,7 @@ def _newton(target: BaseTarget, x: Array, max_iterations: int, progress: ChainPr
     return _Modes(x, value, precision, decrement, iteration + 1)
 
 
-def _curvature(precision: Array) -> tuple[Array, Array]:
+def scaled_axes(precision: Array) -> tuple[Array, Array]:
     """Return eigenvalues c ``(m, k)`` of matrices scaled to a unit diagonal, and axes W ``(m, dim, k)``; inverse W c⁻¹ Wᵀ."""
     diagonal = np.abs(np.diagonal(precision, axis1=1, axis2=2))
     scale = 1.0 / np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
@@ -144,7 +144,7 @@ def check_mode(target: BaseTarget, modes: _Modes, row: int) -> ModeCheck:
     x, precision, decrement = modes.x[row], modes.precision[row], float(modes.decrement[row])
     log_density = float(modes.log_density[row])
     if precision.ndim == 2:
-        curvatures, all_axes = _curvature(precision[None])
+        curvatures, all_axes = scaled_axes(precision[None])
         curvature, axes = curvatures[0], all_axes[0]
     else:
         curvature, axes = precision, None

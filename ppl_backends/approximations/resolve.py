@@ -12,7 +12,7 @@ from ppl_backends.approximations.ep import EPApproximation, EPMixture, fit_ep
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.given import as_approximation, is_poor_start
 from ppl_backends.approximations.hyper import GRID_DIM
-from ppl_backends.approximations.laplace import gaussian_at_mode
+from ppl_backends.approximations.laplace import gaussian_at_mode, proper
 from ppl_backends.approximations.modes import find_other_mode, with_other_modes
 from ppl_backends.approximations.variational import fit_vi
 from ppl_backends.errors import ApproximationWarning, FactorSearchError, ModelError, user_level
@@ -101,7 +101,7 @@ def _fit(target: BaseTarget, name: str, random_seed: SeedLike, argument: str) ->
     if name == "auto":
         return _ep_where_it_works(target) or _fit(target, "laplace", random_seed, argument)
     if name == "laplace":
-        return gaussian_at_mode(target, random_seed=random_seed)  # the caller warns if it is poor
+        return proper(target, gaussian_at_mode(target, random_seed=random_seed))  # the caller warns if it is poor
     if name == "ep":
         return fit_ep(target, progressbar=False)
     if name == "vi":

@@ -1,4 +1,4 @@
-"""Check whether a prior is proper, from the decrease of its log density along the coordinate axes."""
+"""Check whether a prior or a posterior is proper, from the decrease of its log density along rays."""
 
 from __future__ import annotations
 
@@ -66,6 +66,38 @@ def _far_slope(target: BaseTarget, centre: Array, directions: Array) -> Array:
         slope = (log_prior[outer, known] - log_prior[inner, known]) / np.log(_RADII[outer] / _RADII[inner])
         far[known] = np.where((_RADII[outer] < _FAR) & (slope < _LEVEL), -np.inf, slope)
     return np.maximum(*np.split(far, 2))
+
+
+def endless_direction(target: BaseTarget, points: Array, directions: Array) -> Array | None:
+    """Return the first direction ``(dim,)`` along which the log density does not fall from any of the points, else None.
+
+    The posterior is then improper: all rays from the points in this direction have a mass without bound. A neck of a
+    funnel, which has a finite mass, becomes too narrow for rays from points beside each other. A proper prior, however
+    wide, rules it out.
+
+    Parameters
+    ----------
+    points : ndarray (m, dim)
+        Points around one place.
+    directions : ndarray (k, dim)
+        Unit vectors; both signs are tried.
+    """
+    known = target.stated_propriety is not None or target.has_split
+    if known and improper_coordinate(target) is None:
+        return None
+    target = target.with_fixed_batch_size()
+    radii = np.where(_RADII < _FAR, _RADII, _RADII * max(1.0, float(np.abs(points[0]).max())))
+    rays = np.concatenate([directions, -directions])
+    for point in points:
+        if not len(rays):
+            return None
+        reached = point + np.concatenate([[0.0], radii])[:, None, None] * rays
+        with np.errstate(all="ignore"):
+            value = target.log_density(reached.reshape(-1, target.dim)).reshape(-1, len(rays))
+            level = np.diff(value, axis=0) >= _LEVEL
+        beyond = (radii >= _FAR)[:, None] & ~np.isfinite(value[1:])  # scales overflow there
+        rays = rays[(level | beyond).all(axis=0)]
+    return rays[0] if len(rays) else None
 
 
 def _straight_directions(target: BaseTarget, centre: Array) -> Array:

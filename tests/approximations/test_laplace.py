@@ -98,7 +98,7 @@ SEPARATED = np.array([[1.0, 2.0], [1.0, 0.5], [-1.0, 0.5], [-1.0, 3.0]])
 
 
 def test_separated_data_are_reported():
-    with pytest.warns(ApproximationWarning, match=r"flat along|no mode"):
+    with pytest.warns(ApproximationWarning, match="the posterior is improper: its density does not fall along"):
         q = quiet(logistic(SEPARATED), random_seed=0)
     assert not q.converged
     assert np.isnan(q.log_evidence)
@@ -120,7 +120,7 @@ def test_a_flat_direction_is_reported():
         total = x.sum(1)
         return -0.5 * total**2, -np.repeat(total[:, None], 2, axis=1)
 
-    with pytest.warns(ApproximationWarning, match=r"curvature|flat"):
+    with pytest.warns(ApproximationWarning, match=r"improper: .* does not fall along x\[\d\].* give x a proper prior$"):
         q = quiet(FunctionTarget(2, ridge))
     assert not q.converged
     assert np.all(q.sd < 11)
@@ -137,13 +137,13 @@ def test_a_density_without_a_mode_is_reported():
         return 0.5 * x[:, 0] ** 2 - 0.5 * x[:, 1] ** 2, x * np.array([1.0, -1.0])
 
     # The funnel does have a mode, far in its neck, where the log density along every axis is a Gaussian's; the saddle has
-    # none.
+    # none, and no integral.
     with pytest.warns(ApproximationWarning, match="there is a mode, but the Gaussian there is not the posterior"):
         q = quiet(FunctionTarget(6, funnel))
     assert q.mean[0] == pytest.approx(-45, abs=1e-4)
     assert q.diagnostics["largest_drop"] == pytest.approx(0.5, abs=1e-3)
     assert not q.converged
-    with pytest.warns(ApproximationWarning, match="Hessian is not negative definite"):
+    with pytest.warns(ApproximationWarning, match=r"improper: its density does not fall along x\[0\]"):
         q = quiet(FunctionTarget(2, saddle), max_iterations=20)
     assert not q.converged
     assert np.isnan(q.log_evidence)

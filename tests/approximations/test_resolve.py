@@ -30,3 +30,13 @@ def test_objects():
 def test_what_is_refused(wrong):
     with pytest.raises(ModelError, match="approximation"):
         resolve_approximation(TARGET, wrong)
+
+
+@pytest.mark.parametrize("name", ["auto", "laplace", "vi"])
+def test_an_improper_posterior_has_no_approximation(name):
+    def difference(x):  # says nothing about the level
+        pull = x[:, 1] - x[:, 0]
+        return -0.5 * pull**2, np.column_stack([pull, -pull])
+
+    with pytest.raises(ModelError, match="the posterior is improper"):
+        resolve_approximation(FunctionTarget(2, difference), name, random_seed=1)

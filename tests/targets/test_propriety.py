@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from ppl_backends.targets import FunctionTarget, as_target
-from ppl_backends.targets.propriety import improper_coordinate, improper_note
+from ppl_backends.targets.propriety import endless_direction, improper_coordinate, improper_note
 
 
 def prior(dim, log_density, names=None):
@@ -87,3 +87,21 @@ def test_a_prior_is_judged_by_one_compiled_program():
     target = as_target(model, backend="jax")
     assert improper_coordinate(target) is None
     assert list(target._compiled._functions) == ["gradient"]
+
+
+def test_rays_that_do_not_fall_from_any_point_are_endless():
+    points = np.array([[0.1, 0.0, 0.0], [0.3, -0.5, 1.0], [-2.0, 0.4, 0.2]])
+    steps = np.diff(np.eye(3), axis=0)
+    walk = FunctionTarget(3, lambda x: (-0.5 * ((x @ steps.T) ** 2).sum(1), -x @ steps.T @ steps))
+    level = np.ones(3) / np.sqrt(3)
+    np.testing.assert_array_equal(endless_direction(walk, points, np.array([np.eye(3)[0], level])), level)
+    assert endless_direction(walk, points, np.eye(3)) is None
+
+    def neck(x):  # log scale x[0] with a flat prior: unbounded from x[1] = x[2] = 0 alone
+        return hierarchy(np.insert(x, 0, 0.0, axis=1), flat, flat)
+
+    funnel = FunctionTarget(3, lambda x: (neck(x), np.zeros_like(x)))
+    assert endless_direction(funnel, points[:1], -np.eye(3)[:1]) is not None
+    assert endless_direction(funnel, points, -np.eye(3)[:1]) is None
+    wide = prior(3, lambda x: normal(x, 1e5).sum(axis=-1))
+    assert endless_direction(wide, points, np.eye(3)) is None

@@ -17,7 +17,7 @@ from ppl_backends.approximations.inla.conditional import FINE, improved_marginal
 from ppl_backends.approximations.inla.integrated import IntegratedLaplace, SparseLatent, integrate
 from ppl_backends.approximations.inla.named import NamedHyperParameters
 from ppl_backends.approximations.inla.result import INLAApproximation
-from ppl_backends.approximations.laplace import find_mode
+from ppl_backends.approximations.laplace import find_mode, is_improper
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
 from ppl_backends.errors import ApproximationWarning, ModelError, user_level
@@ -145,7 +145,8 @@ def fit_inla(
                 result = improve(target, q, index, points, 0.0 if one_mode else share_of_another_mode(target, q))
         progress.update(0, 1.0)
     if result.trouble:
-        text = f"INLA of {target.label}: {result.trouble}: use sample_smc, which draws from the posterior itself"
+        advice = "" if is_improper(result) else ": use sample_smc, which draws from the posterior itself"
+        text = f"INLA of {target.label}: {result.trouble}{advice}"
         warnings.warn(text, ApproximationWarning, stacklevel=user_level())
     return result
 

@@ -18,7 +18,7 @@ from numpy.linalg import LinAlgError
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.given import as_approximation, is_poor_start
-from ppl_backends.approximations.laplace import gaussian_at_mode
+from ppl_backends.approximations.laplace import gaussian_at_mode, proper
 from ppl_backends.approximations.newton import LARGEST_DENSE_DIM, LARGEST_NEWTON_DIM
 from ppl_backends.approximations.variational.annealing import ladder, prior_gaussian, tempered
 from ppl_backends.approximations.variational.ascents import RULES
@@ -165,7 +165,7 @@ def fit_vi(
     Raises
     ------
     ModelError
-        If an option is out of range, or no start has a finite bound.
+        If an option is out of range, no start has a finite bound, or the posterior is improper.
 
     Warns
     -----
@@ -322,6 +322,8 @@ def _laplace_or_prior(target: BaseTarget, minibatch: int | None, rng: np.random.
         laplace = _laplace(seen, rng)
     except (ModelError, LinAlgError):  # no point or no curvature for a Gaussian
         return [prior_gaussian(target, rng)]
+    if minibatch is None:
+        proper(target, laplace)
     return [laplace, prior_gaussian(target, rng)] if is_poor_start(laplace) else [laplace]
 
 
