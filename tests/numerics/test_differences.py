@@ -1,8 +1,9 @@
 """Central differences against derivatives in closed form."""
 
 import numpy as np
+from scipy.special import expit
 
-from ppl_backends.numerics.differences import central_differences, difference_hessian
+from ppl_backends.numerics.differences import central_differences, difference_hessian, with_short_steps
 
 X = np.array([[0.3, -2.0, 40.0], [1.5, 0.0, -0.7]])
 
@@ -26,3 +27,22 @@ def test_a_hessian_is_symmetric_and_that_of_the_function():
     found = difference_hessian(lambda x: x @ matrix + np.exp(-np.abs(x)) * 0, X)
     np.testing.assert_array_equal(found, np.swapaxes(found, 1, 2))
     np.testing.assert_allclose(found, np.broadcast_to(matrix, found.shape), atol=1e-7)
+
+
+def test_coordinates_of_tiny_scales_get_short_steps():
+    """Columns in units of 10⁹, 10⁴ and 1: a logistic likelihood whose gradient saturates within a long step."""
+    z = np.random.default_rng(1).standard_normal((40, 3)) * [1e9, 1e4, 1.0]
+
+    def gradient(x):
+        return (0.5 - expit(x @ z.T)) @ z
+
+    x = np.array([[1e-9, -1e-4, 0.5], [0.0, 0.0, 0.0]])
+    share = expit(x @ z.T)
+    exact = -np.einsum("nk,ki,kj->nij", share * (1 - share), z, z)
+    units = np.outer([1e9, 1e4, 1.0], [1e9, 1e4, 1.0])
+    np.testing.assert_allclose(difference_hessian(gradient, x) / units, exact / units, atol=1e-5)
+    saturated = np.broadcast_to(-np.diag([1e13, 1e7, 9.0]), (2, 3, 3))
+    found = with_short_steps(gradient, x, saturated, np.full((2, 3), 1e-3))
+    np.testing.assert_allclose(found[:, :2] / units[:2], exact[:, :2] / units[:2], atol=1e-5)
+    np.testing.assert_array_equal(found, np.swapaxes(found, 1, 2))
+    assert (found[:, 2, 2] == -9).all()  # a short step there is left as it is

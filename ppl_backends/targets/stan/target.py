@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
+from ppl_backends.numerics.differences import with_short_steps
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.factors import Factors
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, PriorTerms, as_points
@@ -22,7 +23,7 @@ from ppl_backends.targets.stan.compiled import LOG_LIK, CompiledProgram
 from ppl_backends.targets.stan.data import missing_values, read_data, to_arrays
 from ppl_backends.targets.stan.factors import StanFactors, find_factors
 from ppl_backends.targets.stan.groups import Groups
-from ppl_backends.targets.stan.library import BatchedModel
+from ppl_backends.targets.stan.library import BatchedModel, CompiledModel
 from ppl_backends.targets.stan.observations import PointwiseObservations, RowObservations
 from ppl_backends.targets.stan.program import StanProgram, looks_like_code
 from ppl_backends.targets.stan.split import split_program
@@ -32,6 +33,7 @@ from ppl_backends.targets.stan.split.terms import prior_terms
 from ppl_backends.targets.stan.variables import collect, flatten
 
 INITIAL_TRIES = 100
+STEP = float(np.finfo(float).eps ** 0.2)  # of the library's differences of gradients, relative to max(1, |x|)
 NO_GROUPS = Groups()
 
 
@@ -220,10 +222,20 @@ class StanTarget(BaseTarget):
         """Return the Hessian ``(n, dim, dim)`` by fourth-order differences of gradients; NaN if the program throws."""
         x = as_points(x, self.dim)
         if part == "joint":
-            return self._model.hessian(x, self.cores)
+            return self._hessian(self._model, x)
         if part != "likelihood" or self.program_split.prior is None:
             raise ModelError(f"part={part!r}: expected 'joint', or 'likelihood' if prior and likelihood are separate")
-        return self._model.hessian(x, self.cores) - self.program_split.prior.model.hessian(x, self.cores)
+        return self._hessian(self._model, x) - self._hessian(self.program_split.prior.model, x)
+
+    def _hessian(self, model: CompiledModel, x: Array) -> Array:
+        """Return the Hessian of a compiled model, with shorter steps than Stan's where a coordinate's scale is small."""
+
+        def gradient(points: Array) -> Array:
+            slope = model.evaluate(points, True, self.cores)[1]
+            assert slope is not None
+            return slope
+
+        return with_short_steps(gradient, x, model.hessian(x, self.cores), STEP * np.maximum(1.0, np.abs(x)))
 
     def explain(self, x: Array) -> str:
         [point] = as_points(x, self.dim)
