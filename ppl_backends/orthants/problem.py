@@ -13,6 +13,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.options import Option, array, none, number
 from ppl_backends.orthants.intervals import Array
 
+LARGEST_BOUND = 1e150
 LARGEST_ASYMMETRY = 1e-8
 
 
@@ -133,6 +134,11 @@ def read_problems(
     if np.any(low == np.inf) or np.any(high == -np.inf):
         raise ModelError("a lower bound of +inf or an upper bound of -inf leaves an empty rectangle")
     low, high = low - centre, high - centre
+    largest = max(float(np.abs(v[np.isfinite(v)]).max(initial=0.0)) for v in (low, high))
+    if largest > LARGEST_BOUND:
+        raise ModelError(
+            f"a bound is {largest:g} from the mean, and its square overflows: use an infinite bound or other units"
+        )
     count = len(low)
     if given is not None:
         covs = np.broadcast_to(given, (*batch, dim, dim)).reshape(-1, dim, dim)

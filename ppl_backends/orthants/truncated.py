@@ -230,7 +230,11 @@ def _accept(proposal: _Proposal, wanted: int, most: int | None, rng: np.random.G
     while count < wanted and (most is None or tried < most):
         x, log_weights = _propose(proposal, CHUNK, rng)
         excess = float(log_weights.max()) - proposal.log_bound
-        assert excess <= SLACK, f"a weight exceeds its bound by {excess}"
+        if not excess <= SLACK:
+            raise ModelError(
+                f"rounding makes a weight {excess:.2g} larger than its bound, so draws by rejection are not exact: the "
+                "rectangle is too far in a tail (log P near or below -1e9) for double precision"
+            )
         kept.append(x[np.log(rng.random(CHUNK)) <= log_weights - proposal.log_bound])
         count, tried = count + len(kept[-1]), tried + CHUNK
     return np.concatenate(kept), tried

@@ -78,6 +78,7 @@ class IndependentCauchy:
 
 
 _GRID = np.sinh(np.linspace(-10.0, 10.0, 121))  # from -11013 to 11013, finest around zero
+_NEAR, _VALLEY = 30.0, 1e6  # widths from the centre in which a slice has its first node, and fall that ends it
 _CENTRES = 9
 _SWEEPS = 2
 
@@ -106,11 +107,26 @@ def _slices(target: BaseTarget, centre: Array, scale: Array) -> tuple[Array, Arr
     with np.errstate(all="ignore"):
         log_density = target.log_density(points).reshape(nodes.shape)
     median, width = centre.copy(), scale.copy()
-    for j in np.flatnonzero(np.isfinite(log_density).any(axis=1)):
-        mass = np.exp(log_density[j] - log_density[j].max()) * np.gradient(nodes[j])
+    near = np.where(np.abs(_GRID) < _NEAR, log_density, -np.inf)
+    for j in np.flatnonzero(np.isfinite(near).any(axis=1)):
+        hill = _hill(log_density[j], int(np.argmax(near[j])))
+        mass = np.exp(hill - hill.max()) * np.gradient(nodes[j])
         low, median[j], high = np.interp([0.158655, 0.5, 0.841345], np.cumsum(mass) / mass.sum(), nodes[j])
         width[j] = max(0.5 * (high - low), 1e-8)
     return median, width
+
+
+def _hill(log_density: Array, top: int) -> Array:
+    """Return a slice that ends on both sides of node ``top`` where it has fallen by more than any sampler crosses.
+
+    Beyond such a valley a density may be a number that rounding made: that of an inverse Wishart matrix is infinite
+    where an entry of the matrix underflows.
+    """
+    hill = log_density.copy()
+    for side in (hill[top:], hill[top::-1]):
+        fall = np.maximum.accumulate(side) - side
+        side[np.logical_or.accumulate((fall > _VALLEY) & np.isfinite(fall))] = -np.inf
+    return hill
 
 
 def check_proper(target: BaseTarget) -> None:

@@ -153,6 +153,7 @@ def test_the_same_seed_gives_the_same_number():
     [
         ({"lower": [0, 0, 2], "upper": 1}, "lower is above upper: 2 > 1 for variable 2"),
         ({"lower": INF}, "leaves an empty rectangle"),
+        ({"lower": 1e160}, "a bound is 1e+160 from the mean, and its square overflows"),
         ({"lower": [0, 0]}, "lower has 2 entries and the covariance 3 variables"),
         ({"cov": [[1, 0.5], [0.4, 1]]}, "cov is not symmetric"),
         ({"cov": [[1, 2], [2, 1]]}, "not positive semidefinite"),

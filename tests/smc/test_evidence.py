@@ -9,6 +9,8 @@ from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.smc.evidence import LineageVariance, combine_evidence, ess_of_means, precision_of_sds
 from ppl_backends.smc.results import prior_normalizer
 from ppl_backends.smc.sampler import SampledPriorPath, run_tempering
+from ppl_backends.smc.start import cauchy_around
+from ppl_backends.targets import FunctionTarget
 
 
 def test_runs_that_differ_by_rounding_agree():
@@ -144,3 +146,17 @@ def test_an_sd_that_a_small_mode_makes_is_known_less_well_than_the_mean():
         4 * 4000 * squares.mean() ** 2 / squares.var(), rel=0.1
     )
     assert np.min(precision_of_sds([(rng.standard_cauchy((1000, 50)), np.arange(1000)) for _ in range(4)])) > 300
+
+
+def test_a_start_of_the_prior_ignores_numbers_beyond_a_deep_valley():
+    """A log density like Stan's of a nearly singular inverse Wishart matrix, which rounding makes huge at -360."""
+
+    def log_variance(u):
+        spurious = np.where(u < -372, -np.inf, -5.0 * u)
+        return np.where(u < -355, spurious, -5 * u - 0.5 * np.exp(-2 * np.maximum(u, -350))).sum(axis=1)
+
+    start = cauchy_around(FunctionTarget(1, lambda u: (log_variance(u), np.zeros_like(u))))
+    grid = np.linspace(-4, 4, 100_001)
+    mass = np.cumsum(np.exp(log_variance(grid[:, None])))
+    low, median, high = np.interp([0.158655, 0.5, 0.841345], mass / mass[-1], grid)
+    np.testing.assert_allclose([start.location[0], start.scale[0]], [median, (high - low) / 2], atol=0.05)
