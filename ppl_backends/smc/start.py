@@ -129,11 +129,11 @@ def _hill(log_density: Array, top: int) -> Array:
     return hill
 
 
-def check_proper(target: BaseTarget) -> None:
+def check_proper(target: BaseTarget, advice: str = "use initial='laplace'") -> None:
     """Raise an error if a prior to be sampled is improper, and name the coordinate along which it does not decrease."""
     name = improper_coordinate(target)
     if name is not None:
-        raise PriorSamplingError(f"{target.label}: the prior is improper along {name}; use initial='laplace'")
+        raise PriorSamplingError(f"{target.label}: the prior is improper along {name}; {advice}")
 
 
 def start_inside(path: TemperingPath, n: int, rng: np.random.Generator, n_draws: int | None = None) -> Start:

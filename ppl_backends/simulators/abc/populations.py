@@ -151,7 +151,8 @@ class _Chain:
             ) from None
         if not np.isfinite(start.population.distances).any():
             raise ModelError(
-                f"no simulated data set is at a finite distance of the observed, out of {self.budget.used}"
+                f"no simulated data set is at a finite distance of the observed, out of {self.budget.used}: the data that "
+                "the simulator returns, or their summaries, are NaN or infinite at all draws of the prior"
             )
         length, settings = chain_length("auto", n), MoveSettings()
         moved = n if length is None else -(-n // length)

@@ -156,8 +156,9 @@ def fit_prior(problem: AbcProblem, rng: np.random.Generator) -> None:
     except PriorSamplingError as error:
         prior = target if target.is_prior else target.prior_target()
         if prior is None:
-            raise PriorSamplingError(f"ABC needs a prior that can be sampled: {error}") from None
-    check_proper(prior)
+            reason = str(error).replace("use initial='laplace'", "give it a prior that has draws")
+            raise PriorSamplingError(f"ABC needs a prior that can be sampled: {reason}") from None
+    check_proper(prior, "ABC draws from the prior, so give it a proper one")
     drawn = run_tempering(BridgePath(prior, cauchy_around(prior)), make_kernel("mixed"), PRIOR_DRAWS, rng)
     weights = np.full(len(drawn.x), 1 / len(drawn.x))
     problem.fitted_prior = _mixture(problem, drawn.x, weights, rng, len(drawn.x))

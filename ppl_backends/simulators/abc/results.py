@@ -22,6 +22,9 @@ from ppl_backends.targets.protocol import Array
 __all__ = ["Found", "of_populations", "of_weighted_points", "to_inference_data"]
 
 SMALLEST_SIZE = 100  # effective size below which a result is not trusted
+UNITS_SEEN, SHOWN = 200, 5  # data sets, and standard deviations in a message
+WIDE = 10.0  # ε over the standard deviation of a summary, times the root of their number, at which it does not count
+
 Variables = dict[str, tuple[tuple[str, ...], Any]]
 
 
@@ -142,6 +145,7 @@ def to_inference_data(
     problem: AbcProblem, found: Found, adjust: str | None, seconds: float, rng: np.random.Generator
 ) -> Any:
     """Return the result as InferenceData, and warn of its faults."""
+    found = found._replace(trouble="; ".join(each for each in (found.trouble, _ignored(problem, found)) if each))
     if found.trouble:
         warnings.warn(f"sample_abc: {found.trouble}", SamplerWarning, stacklevel=user_level())
     experiment = problem.experiment
@@ -220,7 +224,29 @@ def _distrust_populations(
 def _not_reached(problem: AbcProblem, epsilon: float, reason: str) -> list[str]:
     if problem.epsilon is None or epsilon <= problem.epsilon:
         return []
-    return [f"the requested tolerance {problem.epsilon:.3g} was not reached: the last is ε = {epsilon:.3g} ({reason})"]
+    return [
+        f"the requested tolerance {problem.epsilon:.3g} was not reached: the last is ε = {epsilon:.3g} ({reason}); increase "
+        "pilot_points and max_simulations, or use fewer summaries"
+    ]
+
+
+def _ignored(problem: AbcProblem, found: Found) -> str:
+    """Return the fault of summaries in such different units that the distance does not depend on one of them, or ""."""
+    predicted, parts = found.groups.get("posterior_predictive"), problem.experiment.discrepancies
+    if predicted is None or len(parts) > 1 or parts[0].norm is None:
+        return ""
+    data = predicted[problem.experiment.simulators[0].name][1]
+    data = data.reshape(-1, *data.shape[2:])
+    spread = parts[0].summaries(data[:: max(1, len(data) // UNITS_SEEN)]).std(axis=0)
+    count = len(spread)
+    ignored = np.flatnonzero((spread > 0) & (found.epsilon > WIDE * np.sqrt(count) * spread))
+    if not len(ignored):
+        return ""
+    shown = ", ".join(f"{each:.2g}" for each in spread[:SHOWN]) + ", …" * (count > SHOWN)
+    return (
+        f"the distance does not depend on {len(ignored)} of {count} summaries, the first at index {ignored[0]}: their "
+        f"standard deviations ({shown}) are too different for ε = {found.epsilon:.3g}; divide each summary by its own"
+    )
 
 
 def _stages(problem: AbcProblem, result: SequentialResult) -> Variables:

@@ -240,7 +240,10 @@ def _lower(
             return
         epsilon, weights = next_tolerance(stage, problem.kernel, last, problem.epsilon or 0.0)
         if not np.isfinite(epsilon):
-            raise ModelError(f"no simulated data set is at a finite distance of the observed, out of {budget.used}")
+            raise ModelError(
+                f"no simulated data set is at a finite distance of the observed, out of {budget.used}: the data that the "
+                "simulator returns, or their summaries, are NaN or infinite at all draws of the prior"
+            )
         course.stage, course.epsilon, course.n_components = stage, epsilon, len(course.proposal.students)
         records.append(_record(stage, weights, epsilon, plan.qmc))
         report(records[-1], budget.used)

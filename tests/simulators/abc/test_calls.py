@@ -1,6 +1,7 @@
 """Batched simulators that pass the test, and those that fail it; errors that name the parameters."""
 
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 import numpy as np
@@ -213,6 +214,22 @@ def test_a_tolerance_out_of_reach_ends_with_a_reason():
         idata = pb.sample_abc(standard_normal(), simulate=far, observed=1.0, epsilon=0.1, random_seed=1, **SMALL)
     assert idata.posterior.attrs["epsilon"] > 4
     assert idata.posterior.attrs["log_evidence_trusted"] == 0
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e5])
+def test_a_summary_that_the_distance_does_not_depend_on_is_named(unit):
+    def simulate(parameters, rng):
+        return np.column_stack(
+            [rng.normal(parameters["x"][:, 0], 0.3), unit * rng.standard_normal(len(parameters["x"]))]
+        )
+
+    call = partial(pb.sample_abc, standard_normal(), simulate=simulate, observed=[1.0, 0.0], random_seed=1, **SMALL)
+    if unit == 1.0:
+        assert call().posterior.attrs["warnings"] == ""
+    else:
+        with pytest.warns(SamplerWarning, match="does not depend on 1 of 2 summaries, the first at index 0"):
+            idata = call()
+        assert abs(float(idata.posterior["x"].mean())) < 0.2  # near the prior, and not near one
 
 
 def test_nothing_is_simulated_outside_the_support():
