@@ -101,7 +101,7 @@ def normalised_evidence_error(attrs: Mapping[Any, Any], key: str = "log_evidence
     Tempering from the prior includes the error of the prior's integral; other methods do not.
     """
     error = float(attrs.get(f"{key}_se", np.nan))
-    if attrs.get("log_evidence_method") == "tempering" and attrs.get("initial") == "prior":
+    if attrs.get("log_evidence_method") == "tempering" and str(attrs.get("initial")).startswith("prior"):
         return error
     return float(np.hypot(error, float(attrs.get("log_prior_normalizer_se", 0.0))))
 

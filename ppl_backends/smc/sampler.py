@@ -198,6 +198,7 @@ class SampledPriorPath(PriorPath):
     """
 
     draws_are_independent = False
+    description = "prior, sampled by a run of its own"
 
     def __init__(self, target: BaseTarget, prior: BaseTarget, kernel: Kernel, **settings: Any) -> None:
         super().__init__(target)

@@ -26,7 +26,7 @@ def test_reference_posterior_is_reproduced(name, start):
     benchmark = runpy.run_path(str(BENCHMARK))
     idata, _, warned = benchmark["run"](name, draws=3000, chains=4, seed=1)
     found, attrs = benchmark["compare"](name, idata), group(idata, "posterior").attrs
-    assert attrs["initial"] == start
+    assert attrs["initial"].startswith(start)
     assert attrs["log_evidence_trusted"] == 1
     assert len(warned) == (start == "laplace")  # that the prior is improper, and nothing else
     assert found.passed, found
