@@ -158,7 +158,9 @@ class Selection:
             own[selected.indicators], own[selected.coefficients] = bits, theta
             x[self.target.free] = own
             on = selected.columns(bits[None])[0]
-            within = regression.take(on).log_density(theta[None, on])[0] if on.any() else 0.0
+            within = regression.log_density_of_none
+            if on.any():
+                within = regression.take(on).log_density(theta[None, on])[0]
             gaps.append(
                 (
                     float(joint(_point(self.start, x))),

@@ -74,6 +74,13 @@ class Switched:
         )
 
     @cached_property
+    def log_density_of_none(self) -> float:
+        """Return the log density of the model without coefficients."""
+        likelihood = self.factors.likelihood()
+        constant = self.factors.log_constant + self.log_integral.sum()
+        return float(constant + likelihood.log_site(likelihood.offset[None]).sum())
+
+    @cached_property
     def compiled(self) -> Compiled | None:
         """Return the regression in the form of compiled functions; None if its family or priors are not compiled."""
         likelihood = self.factors.likelihood()

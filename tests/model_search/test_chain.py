@@ -185,3 +185,13 @@ def test_what_does_not_fit_is_refused(model):
         pb.steps.ModelSearch({"gamma": "beta"}, model=make_model(lambda level, g, b: level + X @ ((0.5 + 0.5 * g) * b)))
     with pytest.raises(ModelError, match="make it inside a model"):
         pb.steps.ModelSearch({"gamma": "beta"})
+
+
+@pytest.mark.slow  # compiles a step
+def test_every_coefficient_may_have_an_indicator():
+    with pm.Model() as model:
+        gamma = pm.Bernoulli("gamma", P, shape=2)
+        beta = pm.Normal("beta", 0, 1, shape=2)
+        pm.Normal("y", X[:, [0, 3]] @ (gamma * beta), 2.0, observed=X[:, 2])
+    step = pb.steps.ModelSearch({"gamma": "beta"}, model=model)
+    assert step is not None  # the check compares the log density of the model without coefficients too

@@ -55,9 +55,7 @@ class EPEvidence(Evidence):
 
     def _one(self, columns: Bits) -> float:
         if not columns.any():  # nothing to integrate over
-            likelihood = self.regression.factors.likelihood()
-            constant = self.regression.factors.log_constant + self.regression.log_integral.sum()
-            return float(constant + likelihood.log_site(likelihood.offset[None]).sum())
+            return self.regression.log_density_of_none
         factors, run, (sites, _) = self._run(columns)
         self.unconverged += not run.converged
         return log_evidence(factors.log_constant, sites.prior, run.q, run.final)
