@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import logsumexp
 
 from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.metric import metric_from_points
@@ -14,6 +15,7 @@ from ppl_backends.numerics.population import Population
 from tests.toys import banana, double_funnel
 
 N_EFFECTS, SD, PRIOR_SD = 6, 3.0, 4.0
+OBSERVED, ERRORS = np.array([3.0, 1.0, -0.5, 0.8, -0.2, 2.0]), np.array([1.5, 1.0, 1.6, 1.1, 0.9, 1.8])
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,24 @@ def hierarchy(x):
     value = -0.5 * (mu / PRIOR_SD) ** 2 - 0.5 * t**2 - effects.shape[1] * t - 0.5 * squares
     slopes = [-mu / PRIOR_SD**2 + away.sum(axis=1), -t - effects.shape[1] + squares]
     return value, np.column_stack([*slopes, -away])
+
+
+def schools(x):
+    """Return the gradient of the hierarchy given one observation of each effect, with t ~ N(0, 4) and known errors."""
+    gradient = hierarchy(x)[1]
+    gradient[:, 1] += x[:, 1] - 0.25 * x[:, 1]
+    gradient[:, 2:] += (OBSERVED - x[:, 2:]) / ERRORS**2
+    return gradient
+
+
+def draw_schools(n, rng):
+    mu, t = PRIOR_SD * rng.standard_normal(50 * n), 2.0 * rng.standard_normal(50 * n)
+    likelihood = stats.norm(mu[:, None], np.hypot(np.exp(t)[:, None], ERRORS)).logpdf(OBSERVED).sum(axis=1)
+    chosen = rng.choice(50 * n, n, p=np.exp(likelihood - logsumexp(likelihood)))
+    mu, t = mu[chosen, None], t[chosen, None]
+    precision = np.exp(-2 * t) + ERRORS**-2
+    mean = (mu * np.exp(-2 * t) + OBSERVED / ERRORS**2) / precision
+    return np.column_stack([mu, t, mean + rng.standard_normal((n, N_EFFECTS)) / precision**0.5])
 
 
 def draw_hierarchy(n, rng):
@@ -113,6 +133,18 @@ def test_the_mean_of_a_hierarchy_is_left_and_its_effects_are_standardised_by_mea
     np.testing.assert_allclose(found.mean[2] / found.spread[0], 1.0, atol=0.01)  # of mu: pinned down by the narrowest
     np.testing.assert_allclose(found.log_scale[2] / found.spread[1], 1.0, atol=4 * 1.11 / 2000**0.5)
     np.testing.assert_allclose(found.log_scale[1], 0.0, atol=1e-12)  # scales do not depend on mu
+
+
+def test_effects_with_data_are_standardised_in_a_neck_that_no_point_has_reached():
+    rng = np.random.default_rng(4)
+    x = draw_schools(8000, rng)
+    inside = x[:, 1] > -1.5
+    change = find_noncentring(x[inside], schools(x[inside]))
+    neck = x[x[:, 1] < -3.0]
+    z = change.to_z(neck)[:, change.effects]
+    assert list(change.effects) == list(range(2, 2 + N_EFFECTS))
+    # without the noise-free fit the mean square is above a thousand
+    assert np.mean(z**2) == pytest.approx(1.0, abs=4 * (2 / z.size) ** 0.5)
 
 
 @pytest.mark.parametrize("n", [500, 2000])

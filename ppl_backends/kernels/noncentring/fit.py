@@ -28,6 +28,7 @@ from ppl_backends.kernels.noncentring.roots import (
     standardised,
     with_curves,
 )
+from ppl_backends.kernels.noncentring.sharpen import sharpened
 from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.protocol import Array, Index
 
@@ -102,9 +103,12 @@ def _candidates(x: Array, gradient: Array) -> Iterator[_Candidate]:
 
 def _along(axes: Array | None, roots: Roots, x: Array, gradient: Array) -> Iterator[_Candidate]:
     """Yield roots among coordinates along axes, without and with those of curves; nothing if there are no effects."""
-    roots, precisions = _without_level(roots, x, gradient)
+    n_found = len(roots.effects)
+    roots, precisions, closest = _without_level(roots, x, gradient)
     if len(roots.effects):
         yield _Candidate(roots, axes, precisions)
+    if axes is None and 2 < len(roots.effects) == n_found:  # a level where few points are in the neck
+        yield _Candidate(roots.without(closest), axes)
     bent = with_curves(roots, x, gradient)
     if len(bent.effects) > len(roots.effects):
         yield _Candidate(bent, axes)
@@ -133,7 +137,12 @@ def _nonlinear(z: Array, gradient: Array) -> Array:
 
 
 def _fit(
-    x: Array, gradient: Array, found: Roots, axes: Array | None, precisions: tuple[Array, Array] | None = None
+    x: Array,
+    gradient: Array,
+    found: Roots,
+    axes: Array | None,
+    precisions: tuple[Array, Array] | None = None,
+    sharp: bool = True,
 ) -> NonCentring:
     """Fit the change of the effects, of coordinates along axes; ``precisions`` if they are fitted to the same points."""
     if axes is not None:
@@ -145,11 +154,15 @@ def _fit(
     copies, sized = copies_of(x), np.hstack([u, size(u)])
     start = found.slopes[:, others].reshape(-1, len(effects))
     log_scale, log_precision = precisions or _fit_precisions(sized, gradient[:, effects], start, copies)
-    scales = scales_of(log_scale[0] + sized @ log_scale[1:], log_precision)
-    # Without the noise of x, for a Gaussian density
-    centred = x[:, effects] + scales.s * np.clip(scales.s * gradient[:, effects], -LARGEST_SLOPE, LARGEST_SLOPE)
     products = _products(np.searchsorted(others, found.roots), len(others), effects.size * len(x), len(x))
-    mean = _fit_means(centred, u, products, scales, copies)
+    # Without the noise of x, for a Gaussian density
+    scales = scales_of(log_scale[0] + sized @ log_scale[1:], log_precision)
+    centred = x[:, effects] + scales.s * np.clip(scales.s * gradient[:, effects], -LARGEST_SLOPE, LARGEST_SLOPE)
+    fitted = log_scale, log_precision, _fit_means(centred, u, products, scales, copies)
+    if sharp:
+        regressors = np.column_stack([np.ones(len(x)), sized]), features(u, products)
+        fitted = sharpened(x, gradient, effects, regressors, copies, fitted)
+    log_scale, log_precision, mean = fitted
     return NonCentring(effects, others, centre, spread, log_scale, log_precision, products, mean, axes)
 
 
@@ -160,8 +173,16 @@ def _products(roots: Index, n_others: int, size: int, n: int) -> Index:
     return pairs if columns <= n // POINTS_A_REGRESSOR and columns * size <= _LARGEST_DESIGN else pairs[:0]
 
 
-def _without_level(found: Roots, x: Array, gradient: Array) -> tuple[Roots, tuple[Array, Array] | None]:
-    """Return the same roots without effects around which others spread, and their precisions (None if not fitted).
+class _Level(NamedTuple):
+    """Roots without levels, precisions (None if not fitted), and the effect that the others are closest to."""
+
+    roots: Roots
+    precisions: tuple[Array, Array] | None = None
+    closest: int = 0
+
+
+def _without_level(found: Roots, x: Array, gradient: Array) -> _Level:
+    """Return the same roots without effects around which others spread.
 
     Such effects are means that the others share. The mean of a hierarchy is as narrow as its effects, given them. If it
     is standardised like them, by the roots alone, all z spread together at small scales.
@@ -171,7 +192,7 @@ def _without_level(found: Roots, x: Array, gradient: Array) -> tuple[Roots, tupl
     for _ in range(_MOST_LEVELS + 1):
         if not len(found.effects):
             break
-        change = _fit(x, gradient, found._replace(roots=found.roots[:0]), None)
+        change = _fit(x, gradient, found._replace(roots=found.roots[:0]), None, sharp=False)
         z = np.clip(change.to_z(x)[:, change.effects], -1e6, 1e6)
         away = np.abs(z - np.median(z, axis=0))
         spread = np.log(np.maximum(away, 0.01 * np.median(away, axis=0) + 1e-300))
@@ -179,10 +200,15 @@ def _without_level(found: Roots, x: Array, gradient: Array) -> tuple[Roots, tupl
         # The scales grow along the slopes of their logarithms: the remainder must go the other way.
         left = slopes * np.sign(change.log_scale[1 + np.searchsorted(change.others, roots)])
         if not np.any(left < -_LARGEST_LEFT):
-            return found, (change.log_scale, change.log_precision)
-        ranks = np.apply_along_axis(rankdata, 0, z)
-        found = found.without(int(np.argmax((np.atleast_2d(np.corrcoef(ranks.T)) ** 2).sum(axis=0))))
-    return found, None
+            return _Level(found, (change.log_scale, change.log_precision), _closest(z))
+        found = found.without(_closest(z))
+    return _Level(found)
+
+
+def _closest(z: Array) -> int:
+    """Return the column with the largest rank correlations with the others."""
+    ranks = np.apply_along_axis(rankdata, 0, z)
+    return int(np.argmax((np.atleast_2d(np.corrcoef(ranks.T)) ** 2).sum(axis=0)))
 
 
 def _fit_precisions(u: Array, slope: Array, start: Array, copies: float) -> tuple[Array, Array]:
