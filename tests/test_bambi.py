@@ -52,7 +52,9 @@ def moments(idata, names):
     return draws.mean(axis=0), draws.std(axis=0)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param("negative binomial", marks=pytest.mark.slow), "group effects", "splines"]
+)
 def test_methods_agree_on_models_of_bambi(kind, tmp_path):
     make, names, hyper = MODELS[kind]
     target = pb.as_target(make())

@@ -113,6 +113,7 @@ def test_stan_commands(stan_files, tmp_path):
     assert result.stderr.startswith("error:")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("always::ppl_backends.errors.SamplerWarning")
 def test_a_run_stopped_before_the_posterior_gives_no_result(stan_files, tmp_path, monkeypatch):
     monkeypatch.setattr(pb, "sample_smc", partial(pb.sample_smc, max_time=0.0))

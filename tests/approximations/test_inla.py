@@ -137,6 +137,7 @@ def test_separated_data_have_no_mode():
     assert np.isnan(q.log_evidence)
 
 
+@pytest.mark.slow
 def test_a_climb_into_a_funnel_has_a_result():
     """The likelihood has two predictors, so that nothing is integrated over, and the joint density has no mode."""
 

@@ -34,6 +34,7 @@ def exact(target, n, rng, scale=1.0):
     return mean + scale * np.linalg.solve(np.linalg.cholesky(precision).T, rng.standard_normal((2, n))).T
 
 
+@pytest.mark.slow
 def test_ranks_of_an_exact_method_are_uniform_and_those_of_a_narrow_twin_are_not(model):
     options = {"n": 300, "random_seed": 1, "progressbar": False}
     result = pb.sbc(model, method=exact, **options)

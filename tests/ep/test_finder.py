@@ -328,7 +328,11 @@ def reference(target, q, n=2**14):
 
 
 @pytest.mark.parametrize(
-    "name", ["probit", "cauchy prior", "spike and slab regression", "groups", "free tau", "free scale", "three scales"]
+    "name",
+    [
+        *("probit", "cauchy prior", "spike and slab regression", "groups", "free tau", "free scale"),
+        pytest.param("three scales", marks=pytest.mark.slow),
+    ],
 )
 def test_ep_of_a_model_against_importance_sampling(name):
     target = PyMCTarget(build(MODELS[name][0]))
@@ -418,6 +422,7 @@ def test_a_search_that_fails_is_said_where_laplace_takes_its_place():
         assert resolve_approximation(target).method == "laplace"
 
 
+@pytest.mark.slow
 def test_long_models_are_searched_on_a_sample_of_their_rows(monkeypatch):
     """What is found on a sample is proved on all rows, and is what the whole search finds."""
     for name in ("probit", "exposure", "free scale", "three scales", "clipped"):

@@ -29,6 +29,7 @@ def unknown_scale():
     pm.StudentT("y", nu=4, mu=X @ pm.Normal("b", 0, 2, shape=D), sigma=pm.HalfNormal("sigma"), observed=REAL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [logit, normal_beside_other_sites, unknown_scale])
 def test_cavities_agree_with_smoothed_importance_sampling(make):
     with pm.Model() as model:

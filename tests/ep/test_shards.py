@@ -46,6 +46,7 @@ def test_files_and_processes_give_the_single_process_result(table, tmp_path):
         same(fit_ep(Factors(table[:, :D], 0.1, Logit(table[:, D]), 0.0, 1.0), n_shards=3, executor=executor), whole)
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_gives_the_single_process_result(table, tmp_path):
     distributed = pytest.importorskip("distributed")
     path = tmp_path / "table.bin"

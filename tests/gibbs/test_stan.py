@@ -43,6 +43,7 @@ def program(data):
     )
 
 
+@pytest.mark.slow
 def test_the_recipe_is_the_gibbs_posterior(program, data):
     posterior = GibbsPosterior((0.0, 1.0), "hinge", *data, learning_rate=30.0)
     x = np.random.default_rng(1).normal(size=(3, 2))

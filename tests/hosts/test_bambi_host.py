@@ -151,6 +151,7 @@ def test_processed_draws_are_taken_back_to_the_sampled_parameters(kind):
         np.testing.assert_allclose(found[name].values, raw[name].values, rtol=1e-8, atol=1e-10, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_evidence_from_bambis_draws_is_that_of_the_model():
     model = linear()
     exact = group(pb.sample_importance(model, **QUIET), "posterior").attrs

@@ -104,6 +104,7 @@ def test_weighted_points_give_the_moments_too():
     np.testing.assert_allclose(mean, digamma(SHAPE) - np.log(RATE), atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("qmc", "proposal"), [(True, "gaussian"), (True, "defensive"), (False, "gaussian")])
 def test_the_error_bar_is_honest(qmc, proposal):
     # 120 seeds and 7 degrees of freedom: the ratio has a standard error of about 0.07.

@@ -269,6 +269,7 @@ def test_reference_acceptance_agrees_with_the_exact_one():
     assert np.mean(found) == pytest.approx(min(1.0, mass[640] / mass[600]), abs=0.02)
 
 
+@pytest.mark.slow
 def test_langevin_bias_shrinks_with_its_step():
     """Posterior sds are inflated by the step: unadjusted Langevin on a Gaussian has variance 1 / (1 − Σ/4)."""
     _, mass = ising_posterior()

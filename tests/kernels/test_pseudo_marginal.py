@@ -127,6 +127,7 @@ class ShrinkingNumbers(PseudoMarginal):
         self.density.moved_noise = lambda u, n, rng: rho * u + (1 - rho) * rng.standard_normal(u.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("broken", "form"), [(ForgetfulOfItsEstimate, "plain"), (ShrinkingNumbers, "correlated")])
 def test_broken_twins_fail(broken, form):
     assert invariance(broken, form, n=5000) < LEVEL
@@ -206,6 +207,7 @@ def check(idata):
         assert abs(draws.std() / sd - 1) < 0.17
 
 
+@pytest.mark.slow
 def test_block_beside_nuts_in_two_workers(model, tmp_path):
     with model:
         step = [pb.steps.PseudoMarginal(["mu"], log_likelihood_estimate=of_mu), pm.NUTS([model["b"]])]

@@ -48,6 +48,7 @@ def moved(kernel, n, seed, steps=8):
     return state.x, info.acceptance.mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [Smoothed(), SmoothedCycle()], ids=lambda kernel: kernel.name)
 def test_exact_draws_stay_exact(kernel):
     x, _ = moved(kernel, 8000, 1)

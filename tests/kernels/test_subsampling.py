@@ -122,6 +122,7 @@ class WithoutPrior(Tuna):
         return replace(super().at(x), known=np.zeros(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "broken"),
     [

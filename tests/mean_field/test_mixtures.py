@@ -20,6 +20,7 @@ def gaussians(seed, k, n=400, d=2, apart=5.0):
     return centres[label] + rng.normal(size=(n, d)) @ np.diag(np.linspace(0.6, 1.2, d)), label
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_number_of_gaussian_components(k):
     x, label = gaussians(k, k, d=3)

@@ -136,6 +136,7 @@ def test_draws_of_truncated_vectors_have_scales_of_their_own():
     assert (pm.draw(rare, 5, random_seed=1) > 0).all()
 
 
+@pytest.mark.slow
 def test_a_random_scale_against_quadrature():
     """The probability of the box moves with the scale: log evidence and mean of the scale by EP and SMC."""
     upper = np.array([3.0, 2.0, np.inf])
@@ -260,6 +261,7 @@ def test_ep_refuses_what_it_cannot_do():
         pb.as_target(truncated).factors.at()
 
 
+@pytest.mark.slow
 def test_samplers_agree():
     """Laplace, SMC and a pseudo-marginal chain find the mean that EP does."""
     y = pm.draw(DISTS["probit"](), random_seed=3)[:20]

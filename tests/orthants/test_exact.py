@@ -140,7 +140,10 @@ def test_evidences_of_probit_regressions(name, prior, value):
 
 
 @pytest.mark.parametrize(("lower", "dim", "value"), [(0.5, 10, -3.459306), (-1.0, 50, -1.511130)])
-@pytest.mark.parametrize("method", ["auto", "tilting", "tilted_smc"])
+@pytest.mark.parametrize(
+    "method",
+    ["auto", pytest.param("tilting", marks=pytest.mark.slow), pytest.param("tilted_smc", marks=pytest.mark.slow)],
+)
 def test_student_vectors(lower, dim, value, method):
     result = pb.rectangle_probability(exact.exchangeable(dim), lower, df=3, method=method, random_seed=11)
     assert_right(result, value, 1e-3, allowance=2e-6)

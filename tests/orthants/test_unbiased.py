@@ -59,6 +59,7 @@ def test_broken_twin_with_another_mean_is_biased():
     assert error > 2 * t_bound(RUNS - 1) * values.std(ddof=1) / np.sqrt(RUNS)
 
 
+@pytest.mark.slow
 def test_particle_filters_of_chains():
     for cov, lower, upper, truth in [
         (exact.autoregression(LENGTH), np.zeros(LENGTH), np.full(LENGTH, 15.0), TRUTH),

@@ -163,6 +163,7 @@ def test_the_digest_of_a_model_is_the_same_in_another_process():
     assert output == f"{pb.as_target(gaussian_model()).digests()}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.stan
 def test_a_stan_program_is_known_by_its_text_data_and_split():
     pytest.importorskip("httpstan", reason="needs the stan extra")

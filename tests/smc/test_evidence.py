@@ -62,6 +62,7 @@ def test_evidence_is_the_mean_of_the_evidences():
     assert combined.log_evidence == pytest.approx(np.log(2.0))
 
 
+@pytest.mark.slow
 def test_the_error_of_an_estimated_prior_integral_is_honest():
     """A skewed prior in three dimensions, logs of Gamma(2) variables, written with a third of its mass."""
 

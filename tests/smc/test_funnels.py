@@ -103,7 +103,9 @@ def banana_and_start():
     return banana(), pb.GaussianApproximation(np.zeros(2), np.diag([9.0, 100.0]))
 
 
-@pytest.mark.parametrize("case", [lambda: turned_funnel(5), double_funnel_and_start, banana_and_start])
+@pytest.mark.parametrize(
+    "case", [lambda: turned_funnel(5), pytest.param(double_funnel_and_start, marks=pytest.mark.slow), banana_and_start]
+)
 @pytest.mark.parametrize("seed", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_funnels_along_no_axis_or_with_two_necks_and_bananas_are_right(case, seed):
     """Log evidences are zero; without a change of variables they are low by 0.1 to 0.2, with standard errors of 0.03."""
@@ -115,6 +117,7 @@ def test_funnels_along_no_axis_or_with_two_necks_and_bananas_are_right(case, see
     assert np.nanmax(stats["n_non_centred"]) == target.dim - 1
 
 
+@pytest.mark.slow
 def test_an_unbiased_run_and_a_checkpoint_keep_the_change(schools, tmp_path):
     log_evidence, _ = exact_schools()
     idata = run(schools, 1, initial="prior", unbiased=True, checkpoint=tmp_path / "run")

@@ -116,6 +116,7 @@ def test_ctrl_c_keeps_the_chains_that_workers_finished(tmp_path):
     assert any(np.array_equal(left["first"], chain) for chain in whole)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_draws_of_chains_that_a_worker_moves_as_one_batch(tmp_path):
     left = interrupted("mcmc", tmp_path, batch_has_draws)
     assert left["sizes"]["chain"] == OPTIONS["chains"]

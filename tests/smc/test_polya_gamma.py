@@ -53,6 +53,7 @@ def test_tempering_has_the_answers_of_quadrature(name):
         assert (np.abs(figure.mean(axis=0) - truth) <= t_bound(7, 4) * error + 2e-3 * sd).all()
 
 
+@pytest.mark.slow
 def test_sites_of_the_prior_keep_power_one():
     with pm.Model():
         beta = pm.StudentT("beta", nu=4.0, mu=[0.3, -0.2], sigma=[2.0, 1.0], shape=2)

@@ -62,7 +62,8 @@ def results(model):
 
 
 @pytest.mark.filterwarnings("ignore::ppl_backends.errors.SamplerWarning")
-@pytest.mark.parametrize("eta", [2.0, pytest.param(5.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("eta", [2.0, 5.0])
 def test_methods_agree_with_lkj_as_written(eta):
     dropped = 2 * (gammaln(0.5) + gammaln(eta) - gammaln(eta + 0.5)) if PYMC < 6 else 0.0
     truth = lkj_evidence(eta)
@@ -73,6 +74,7 @@ def test_methods_agree_with_lkj_as_written(eta):
         assert ("log_prior_normalizer_note" in attrs) == (PYMC < 6), name
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ppl_backends.errors.SamplerWarning")
 def test_the_error_of_an_estimated_integral_is_in_that_of_the_evidence():
     target = pb.as_target(ordered_model())

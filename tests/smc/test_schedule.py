@@ -129,6 +129,7 @@ def test_a_step_is_taken_again_where_the_next_one_has_to_be_much_shorter():
     assert make_schedule("ess", 0.5).share_before(increment, 0.5, 0.5) is None
 
 
+@pytest.mark.slow
 def test_the_evidence_from_a_narrow_start_to_a_wide_posterior_is_not_low():
     # By one half, at every step, it is low by 0.06: six standard errors.
     dim = 10

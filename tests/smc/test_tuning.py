@@ -87,7 +87,9 @@ def test_tunings_by_name():
         pb.sample_smc(KNOWN["skewed"].target, tuning="guess", **options)
 
 
-@pytest.mark.parametrize(("tuning", "kernel"), [("acceptance", "hmc"), ("pr", "hmc"), ("ft", "mala")])
+@pytest.mark.parametrize(
+    ("tuning", "kernel"), [("acceptance", "hmc"), pytest.param("pr", "hmc", marks=pytest.mark.slow), ("ft", "mala")]
+)
 def test_a_diagonal_metric_gives_the_same_evidence(tuning, kernel):
     tuning = tuning if tuning == "acceptance" else pb.FirstPairs(tuning, 1.0, 20)
     options = {"draws": 1000, "chains": 4, "random_seed": 2, "progressbar": False, "kernel": kernel}

@@ -71,6 +71,7 @@ def test_given_exponents_are_visited():
     assert [stage.beta for stage in done.stages] == [0.01, 0.2, 1.0]
 
 
+@pytest.mark.slow
 def test_frozen_runs_have_an_unbiased_evidence_where_adaptive_ones_need_not():
     """Mean of Ẑ/Z over replicates of few particles; the runs are skewed, so the error is that of the replicates."""
     known = gamma_poisson()

@@ -38,7 +38,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("case", MODELS)
+@pytest.mark.parametrize(
+    "case", [case if case == "vectors" else pytest.param(case, marks=pytest.mark.slow) for case in MODELS]
+)
 def test_both_forms_give_the_same_likelihood_for_the_same_normals(case):
     model, y, point, covariates, method = MODELS[case]
     parameters = {name: np.stack([value, 1.1 * np.asarray(value)]) for name, value in point.items()}

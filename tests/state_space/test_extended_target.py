@@ -81,6 +81,7 @@ class EveryDrawAnew(PathDensity):
         return self.filter.history(values, self.n_particles, seeds)
 
 
+@pytest.mark.slow
 def test_a_sampler_that_keeps_no_draw_is_found_out():
     with pytest.raises(AssertionError), np.errstate(invalid="ignore"):  # its paths may be impossible
         assert_mean_is(moments(EveryDrawAnew), [0.0, 1.0])

@@ -41,7 +41,10 @@ def test_the_likelihood_is_unbiased_at_every_threshold(threshold, n_x):
     assert_unbiased(ratios(Y[:3], n_x, resample_below=threshold))
 
 
-@pytest.mark.parametrize("method", ["bootstrap", "auxiliary", "sqmc"])
+@pytest.mark.parametrize(
+    "method",
+    ["bootstrap", pytest.param("auxiliary", marks=pytest.mark.slow), pytest.param("sqmc", marks=pytest.mark.slow)],
+)
 def test_a_filter_in_pieces_is_the_filter_in_one(method):
     rng = np.random.default_rng(3)
     parameters, seeds = repeated(LG_POINT, 5), draw_seeds(rng, 5)
@@ -65,6 +68,7 @@ def test_a_filter_does_not_depend_on_its_neighbours():
     np.testing.assert_allclose(filters.run(parameters, 16, seeds)[:3], few, rtol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["bootstrap", "sqmc"])
 def test_filters_of_different_seeds_are_independent(method):
     """The variance of the mean of eight is an eighth of the variance of one, within a factor that 500 groups give."""

@@ -57,6 +57,7 @@ def test_the_posterior_is_exact_with_four_particles():
     assert_exact(chains())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", [WithoutWeights, Unconditional])
 def test_twins_are_found_out(twin):
     with pytest.raises(AssertionError):

@@ -47,6 +47,7 @@ def likelihood(model, y, point, method, scale):
     return values.mean(), values.std(ddof=1) / np.sqrt(RUNS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_filters_of_a_model_agree(case):
     model, y, point, methods = CASES[case]
@@ -55,6 +56,7 @@ def test_filters_of_a_model_agree(case):
     assert abs(a - b) < normal_bound() * np.hypot(a_se, b_se)
 
 
+@pytest.mark.slow
 def test_a_model_of_matrices_is_exact_and_its_filter_unbiased():
     transition, noise = np.array([[0.8, 0.2], [0.0, 0.7]]), 0.3 * np.eye(2) + 0.1
 

@@ -104,6 +104,7 @@ def log_likelihoods(mu, y):
     return np.array([log_likelihood(each, y) for each in mu])
 
 
+@pytest.mark.slow
 def test_filters_around_paths_predict_without_bias_and_others_do_not():
     assert_mean_is(predictions(FilterPath), 1.0)
     with pytest.raises(AssertionError):
@@ -132,6 +133,7 @@ def test_parameters_move_given_the_path_of_all_rows_and_not_a_stale_one():
         assert_mean_is(after_a_sweep(StalePaths), [1.0, 0.0, 1.0])
 
 
+@pytest.mark.slow
 def test_after_an_outlier_an_exchange_loses_the_particles():
     """For this reason larger filters are drawn around paths where possible."""
     y = Y[:5].copy()

@@ -232,6 +232,7 @@ def test_functions_that_do_not_fit_are_refused_where_the_model_is_declared(log_o
         pb.StateSpace("y", walk, sigma=1.0, observed=[0.0])
 
 
+@pytest.mark.slow
 def test_rows_of_an_exact_likelihood_are_let_in_one_by_one(model, target):
     x = points(target)
     np.testing.assert_allclose(target.observations.sum(x), target.evaluate(x).log_likelihood, rtol=1e-12)

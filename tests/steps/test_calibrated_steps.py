@@ -89,6 +89,7 @@ def compare(idata, reference):
         check_moments(group(idata, "posterior")[name].values, mean, sd)
 
 
+@pytest.mark.slow
 def test_pymc_shows_the_name_of_a_step_and_copies_keep_it(line):
     with line:
         step = pb.steps.RandomWalk()
@@ -103,6 +104,7 @@ def test_blocks_mix_with_nuts_in_two_forked_workers(line, reference):
     compare(idata, reference)
 
 
+@pytest.mark.slow
 def test_independent_blocks_given_each_other_are_exact(line, reference):
     with line:
         step = [pb.steps.Independent(["a"]), pb.steps.Independent(["b", "sigma"])]

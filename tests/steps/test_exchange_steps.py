@@ -56,7 +56,7 @@ def check(idata, slack=0.0):
         assert abs(draws.std() / sd - 1) < 0.17 + slack
 
 
-@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("cores", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_block_beside_nuts(model, cores, tmp_path):
     with model:
         step = [pb.steps.Exchange(["theta"]), pm.NUTS([model["b"]])]
@@ -116,6 +116,7 @@ def test_pickling_and_initial_values(model):
     assert np.abs(runs[0] - 3.0).max() < 0.1
 
 
+@pytest.mark.slow
 def test_functions_in_place_of_a_simulator():
     """Counts with their constant left out."""
     counts = np.array([3, 0, 1, 2])

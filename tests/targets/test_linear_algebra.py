@@ -76,6 +76,7 @@ def test_laplace_on_a_gaussian_process_returns_and_is_right_on_two_cores():
     assert np.isclose(evidence, laplace_evidence(), atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "kernel"), [(21, pm.gp.cov.Matern52), (10, pm.gp.cov.Matern32)])
 def test_gradients_of_a_kernel_are_those_of_its_log_density(n, kernel):
     # both were wrong by factors of hundreds with JAX 0.10.2 or 0.12

@@ -166,7 +166,7 @@ def test_points_outside_have_density_zero_and_spoil_nothing():
 # -- backends ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["numba", "c"])
+@pytest.mark.parametrize("backend", ["numba", pytest.param("c", marks=pytest.mark.slow)])
 def test_backends_agree(backend):
     model = logistic_model(shared=True)
     x = np.random.default_rng(0).normal(size=(70, 3))

@@ -87,6 +87,7 @@ def test_moments_and_evidence_of_a_conjugate_model(kernel):
     assert np.abs(x.std(0) - 0.8**0.5).max() < 0.12
 
 
+@pytest.mark.slow
 def test_errors_of_the_evidence_are_those_that_are_reported():
     """z of twelve seeds; that their squares average above 3 has probability 1e-5 under Student's t."""
     case, z = Conjugate(1, 2.0), []

@@ -125,7 +125,7 @@ def test_a_race_of_equal_hits_does_not():
 # -- populations -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"hits": 3}, {"data_sets": 1}])
+@pytest.mark.parametrize("options", [{}, pytest.param({"hits": 3}, marks=pytest.mark.slow), {"data_sets": 1}])
 def test_evidence_and_moments_of_the_mixture(options):
     found = [
         pb.sample_abc(
@@ -261,6 +261,7 @@ def test_auto_turns_to_populations_where_proposals_find_too_few_points_and_only_
     assert np.array_equal(one.posterior["x"], same.posterior["x"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:sample_abc. the effective sample size of a mean")
 def test_many_modes_keep_their_shares():
     options = {"simulate": remainders, "observed": np.full(2, 2.0), "epsilon": 0.3, "method": "smc"}

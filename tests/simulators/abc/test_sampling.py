@@ -42,6 +42,7 @@ def static(dim, epsilon, seed, **options):
 
 
 # The variance ratio of 80 repeats is F(79, 79): 0.4 of its expected value at most at a rate of 1e-4.
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "expected"), [(1, 8.0), (2, 14.3), (3, 9.2)])
 def test_nets_take_the_points_share_out_of_the_variance(dim, expected):
     epsilon = radius(0.1, dim)
@@ -74,6 +75,7 @@ def test_variance_times_data_sets_does_not_depend_on_their_number():
     assert all(low < variance / exact < 1.1 * high for variance in variances)
 
 
+@pytest.mark.slow
 def test_sequential_runs_have_an_unbiased_evidence_and_right_means():
     runs = []
     for seed in range(40):
