@@ -10,6 +10,9 @@
 ``horseshoe``     a regression on twelve orthogonal columns with a horseshoe prior and an unknown error scale, centred, in
                   PyMC; quadrature over the error's scale, the global scale and each local one gives the evidence.
 
+``eight schools density``, ``binomial density`` and ``crossed density`` are centred hierarchies without a prior to start
+from: eight schools, proportions with a common mean on the logit scale, and a table with effects of rows and of columns.
+
 CPU seconds are of this process. Rows are appended to ``--file``; rows that are there are not run again.
 """
 
@@ -22,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import pymc as pm
 from scipy import stats
-from scipy.special import logsumexp
+from scipy.special import gammaln, logsumexp
 
 import ppl_backends as pb
 
@@ -61,6 +64,70 @@ def eight_schools():
     squares = (EFFECTS**2 / variance + np.log(variance) + LOG_2PI).sum(axis=1)
     given = -0.5 * (squares - shift**2 / precision + np.log(25 * precision))
     return model, float(logsumexp(given, b=weights))
+
+
+def binomial():
+    """Return a centred hierarchy of six proportions, and its log evidence."""
+    trials, counts = np.array([20, 25, 15, 30, 20, 18]), np.array([6, 9, 4, 11, 5, 7])
+    with pm.Model() as model:
+        mu, tau = pm.Normal("mu", 0, 2), pm.HalfCauchy("tau", 1)
+        theta = pm.Normal("theta", mu, tau, shape=6)
+        pm.Binomial("y", trials, logit_p=theta, observed=counts)
+
+    means, logits = np.linspace(-8, 8, 801), np.linspace(-12, 12, 2401)
+    choose = gammaln(trials + 1) - gammaln(counts + 1) - gammaln(trials - counts + 1)
+
+    def log_likelihood(theta):
+        return choose + counts * theta[..., None] - trials * np.logaddexp(0, theta[..., None])
+
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    terms, step = [], 0.02
+    for t in np.arange(-14, 8, step):  # log tau; effects by Gauss and Hermite, or on a grid where they are wide
+        if t < 1:
+            values = np.exp(log_likelihood(means[:, None] + np.exp(t) * nodes))
+            effects = np.einsum("mnk,n->mk", values, weights / weights.sum())
+        else:
+            prior = stats.norm.pdf(logits, means[:, None], np.exp(t)) * (logits[1] - logits[0])
+            effects = prior @ np.exp(log_likelihood(logits))
+        inner = np.log(effects + 1e-300).sum(axis=1) + stats.norm.logpdf(means, 0, 2)
+        terms.append(logsumexp(inner) + stats.halfcauchy.logpdf(np.exp(t)) + t)
+    return model, float(logsumexp(terms) + np.log(step) + np.log(means[1] - means[0]))
+
+
+def crossed(rows=6, columns=5):
+    """Return a table with effects of rows and of columns, both of unknown scales, and its log evidence."""
+    rng = np.random.default_rng(7)
+    effects = 0.4 * rng.standard_normal(rows)[:, None] + 0.15 * rng.standard_normal(columns)
+    y = 1.0 + effects + rng.standard_normal((rows, columns))
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 2)
+        scale_a, scale_b = pm.HalfNormal("scale_a", 1), pm.HalfNormal("scale_b", 1)
+        a = pm.Normal("a", 0, scale_a, shape=rows)
+        b = pm.Normal("b", 0, scale_b, shape=columns)
+        pm.Normal("y", mu + a[:, None] + b, 1, observed=y)
+
+    design = np.column_stack(
+        [np.ones(y.size), np.repeat(np.eye(rows), columns, axis=0), np.tile(np.eye(columns), (rows, 1))]
+    )
+    gram, shift = design.T @ design, design.T @ y.ravel()
+    logs = np.linspace(-12, 2.2, 285)
+    terms = []
+    for s in logs:
+        sds = np.array([np.concatenate([[2.0], np.full(rows, np.exp(s)), np.full(columns, np.exp(t))]) for t in logs])
+        matrix = np.eye(len(gram)) + sds[:, :, None] * gram * sds[:, None, :]
+        scaled = sds * shift
+        explained = (scaled * np.linalg.solve(matrix, scaled[..., None])[..., 0]).sum(axis=1)
+        given = -0.5 * ((y**2).sum() - explained + np.linalg.slogdet(matrix)[1] + y.size * LOG_2PI)
+        prior = stats.halfnorm.logpdf(np.exp(logs)) + logs + stats.halfnorm.logpdf(np.exp(s)) + s
+        terms.append(logsumexp(given + prior))
+    return model, float(logsumexp(terms) + 2 * np.log(logs[1] - logs[0]))
+
+
+def density_alone(made):
+    """Return a model as a density without a prior, and its log evidence."""
+    model, truth = made
+    target = pb.as_target(model)
+    return pb.FunctionTarget(target.dim, target.log_density_and_gradient), truth
 
 
 def horseshoe(n=60, p=12, seed=3):
@@ -102,6 +169,9 @@ TARGETS = {
     "funnel 100": lambda: funnel(100),
     "eight schools": eight_schools,
     "horseshoe": horseshoe,
+    "eight schools density": lambda: density_alone(eight_schools()),
+    "binomial density": lambda: density_alone(binomial()),
+    "crossed density": lambda: density_alone(crossed()),
 }
 
 

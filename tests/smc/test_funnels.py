@@ -72,6 +72,22 @@ def test_centred_eight_schools_are_right_and_trusted(schools, seed):
         assert x.std() == pytest.approx(sd, rel=5 / 800**0.5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 5])
+def test_eight_schools_as_a_density_alone_reach_the_neck(schools, seed):
+    """The log evidence was 0.01 or 0.1 low, and a quarter or a half of the particles below −2.3 were missing."""
+    target = FunctionTarget(schools.dim, schools.log_density_and_gradient)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posterior = group(pb.sample_smc(target, random_seed=seed, **QUIET), "posterior")
+    assert posterior.attrs["log_evidence_trusted"], posterior.attrs["warnings"]
+    assert posterior.attrs["log_evidence"] == pytest.approx(
+        exact_schools()[0], abs=4 * posterior.attrs["log_evidence_se"]
+    )
+    assert posterior.attrs["log_evidence_se"] < 0.01
+    assert (posterior["x"].values[..., 1] < -2.32).mean() == pytest.approx(0.02, abs=0.008)  # the quantile
+
+
 def test_without_gradients_nothing_is_changed(schools):
     idata = run(schools, 1, initial="prior", kernel="random_walk")
     assert not group(idata, "sample_stats")["n_non_centred"].max()

@@ -7,10 +7,10 @@ Gaussian, the slope of an effect is
 
     ∂ log π/∂xⱼ = −τⱼ⁻²(xⱼ − hⱼ) − Pⱼ(xⱼ − dⱼ) − r'x
 
-exactly, with r for the correlation of the data's Gaussian with other coordinates. For data that are not Gaussian, a
-square and a cube of xⱼ are added. The method of Gauss and Newton fits α, c, e, P, d, h and r to it by least squares, in
-units of 1/s. Its result is used for those effects whose slopes it explains much better, if their variance is not much less
-likely.
+exactly, with r for the correlation of the data's Gaussian with other coordinates, if these are not too many. For data that
+are not Gaussian, a square and a cube of xⱼ are added. The method of Gauss and Newton fits α, c, e, P, d, h and r to it by
+least squares, in units of 1/s. Its result is used for those effects whose slopes it explains much better, if their variance
+is not much less likely.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _AS_LIKELY = 5.0  # nats by which the fit may be less likely, as the variance of
 _NO_INFLUENCE = 1e-8  # relative
 _EXPLAINED = 1e-8  # share of a slope's square that is not worth explaining
 _LARGEST = 6.0  # slope in units of 1/s, beyond which points count less
-_LARGEST_DESIGN = 4_000_000  # numbers
+_MOST_WORK = 10_000_000  # products of numbers in a step
 _POINTS_A_REGRESSOR = 3
 _NEGLIGIBLE = 1e-6  # P, relative to the least τ⁻²
 _EXACT = 1e-20
@@ -79,15 +79,15 @@ def sharpened(
     """
     log_scale, log_precision, mean = found
     used = np.flatnonzero(log_scale.any(axis=1))
-    p = len(used) + 5 + regressors[1].shape[1] + x.shape[1]
-    n = min(len(x), _POINTS, _LARGEST_DESIGN // (p * len(effects)))
-    if n < _POINTS_A_REGRESSOR * p:
+    p, n = len(used) + 5 + regressors[1].shape[1], min(len(x), _POINTS)
+    others = _affordable(n, p + x.shape[1], len(effects))
+    if not others and not _affordable(n, p, len(effects)):
         return found
     rows = np.arange(n) * len(x) // n
     x, slope, basis = x[rows], gradient[rows][:, effects], regressors[0][rows][:, used]
     centre = mean[0]
     precision = np.exp(log_precision)
-    known = np.vstack([precision, precision * mean[1], np.zeros((2 + x.shape[1], len(effects)))])
+    known = np.vstack([precision, precision * mean[1], np.zeros((2 + others * x.shape[1], len(effects)))])
     start = _Fit(log_scale[used], np.vstack([np.zeros_like(centre), mean[2:]]), known)
     scales = scales_of(basis @ start.log_scale, log_precision)
     data = _Slopes(
@@ -97,7 +97,7 @@ def sharpened(
         basis,
         log_scale[used] != 0,
         np.column_stack([np.ones(n), regressors[1][rows]]),
-        _of_data(x, effects, centre),
+        _of_data(x, effects, centre, others),
     )
     fit = _without_negative(data, _fit(data, start))
     before, after = _unexplained(data, start), _unexplained(data, fit)
@@ -112,13 +112,20 @@ def sharpened(
     return scale, np.where(better, _log(precision), log_precision), np.where(better, fitted, mean)
 
 
-def _of_data(x: Array, effects: Index, centre: Array) -> Array:
-    """Return regressors of the slopes of the data: the effect, a constant, a curve of it, and the other coordinates."""
+def _affordable(n: int, p: int, k: int) -> bool:
+    """Return whether there are enough points for p regressors of k effects, and not too much work in one step."""
+    return n >= _POINTS_A_REGRESSOR * p and n * p**2 * k <= _MOST_WORK
+
+
+def _of_data(x: Array, effects: Index, centre: Array, with_others: bool) -> Array:
+    """Return regressors of the slopes of the data: the effect, a constant, a curve of it, and perhaps other coordinates."""
     standard = (x - x.mean(axis=0)) / np.maximum(x.std(axis=0), 1e-300)
     own = standard[:, effects]
-    others = standard[:, :, None] * (np.arange(x.shape[1])[:, None] != effects)
     columns = [x[:, effects] - centre, -np.ones_like(own), own**2 - 1.0, own**3 - 3.0 * own]
-    return np.concatenate([np.stack(columns, axis=1), others], axis=1)
+    own_columns = np.stack(columns, axis=1)
+    if not with_others:
+        return own_columns
+    return np.concatenate([own_columns, standard[:, :, None] * (np.arange(x.shape[1])[:, None] != effects)], axis=1)
 
 
 def _log(precision: Array) -> Array:
