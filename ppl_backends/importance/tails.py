@@ -14,17 +14,23 @@ to the target in Kullback–Leibler divergence (Cappé, Douc, Guillin, Marin & R
 1/32. The mixture is used if it is nearer to the target than the approximation by more than three standard errors of
 the pilot. A second pilot has the independent t's along the axes in which the target has the heaviest tails; its
 mixture is used if it is nearer than the first. The same EM, on particles instead of weighted points, fits the density
-of a bridge.
+of a bridge, and proposals for the particles of a path.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.mixture import MixtureApproximation
+from ppl_backends.errors import ModelError
 from ppl_backends.importance.proposals import IndependentT, StudentMixture, StudentT, gaussian_of
+from ppl_backends.kernels.metric import metric_from_points
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -135,6 +141,38 @@ def _em_round(mixture: StudentMixture, z: Array, square: Array, own: Array, weig
         for student, belonging in zip(mixture.students, belongs, strict=False)
     ]
     return mixture.with_parts(students, shares)
+
+
+@dataclass(frozen=True)
+class PointTails:
+    """A mixture with Student t's fitted to points: the Gaussian of their quantiles, and scales and shares of the parts."""
+
+    middle: Gaussian
+    scales: Array
+    shares: Array
+
+    @cached_property
+    def mixture(self) -> StudentMixture:
+        """Return the density."""
+        whole = student_mixture(GaussianApproximation(self.middle.mean, cholesky=self.middle.factor))
+        parts = zip(whole.students, self.scales, strict=True)
+        return whole.with_parts([student.with_scale(float(scale)) for student, scale in parts], self.shares)
+
+
+def tails_of_points(x: Array) -> PointTails | None:
+    """Fit a mixture with Student t's to points; return None if it is not clearly nearer to them than a Gaussian."""
+    middle = metric_from_points(x)  # from quantiles, which exist for a Cauchy too
+    shares = np.full(len(x), 1.0 / len(x))
+    tailed = fit_mixture(student_mixture(GaussianApproximation(middle.mean, cholesky=middle.factor)), x, shares)
+    if tailed is None:
+        return None
+    try:
+        gaussian = MixtureApproximation([len(x)], [x.mean(axis=0)], [np.atleast_2d(np.cov(x.T))])
+    except ModelError:  # a singular covariance: there are too few points
+        return None
+    if not is_nearer(tailed.log_density(x), gaussian.log_density(x), shares):
+        return None
+    return PointTails(middle, np.array([student.scale for student in tailed.students]), tailed.shares)
 
 
 def is_nearer(log_density: Array, other: Array, weights: Array) -> bool:

@@ -22,12 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.proposals import StudentMixture
-from ppl_backends.importance.tails import fit_mixture, is_nearer, student_mixture
-from ppl_backends.kernels.metric import metric_from_points
+from ppl_backends.importance.tails import tails_of_points
 from ppl_backends.kernels.noncentring import NonCentring, find_noncentring
 from ppl_backends.numerics.bridge import BridgeEstimate, bridge
 from ppl_backends.numerics.gaps import modes
@@ -145,14 +143,5 @@ def _fitted(x: Array) -> MixtureApproximation | StudentMixture:
     parts = [x[labels == label] for label in range(labels.max() + 1)]
     covs = [np.atleast_2d(np.cov(part.T)) for part in parts]
     gaussians = MixtureApproximation([len(part) for part in parts], [part.mean(axis=0) for part in parts], covs)
-    return gaussians if len(parts) > 1 else _with_tails(x, gaussians) or gaussians
-
-
-def _with_tails(x: Array, gaussian: MixtureApproximation) -> StudentMixture | None:
-    """Fit a mixture with Student t's; return None if it is not clearly nearer to the points than a Gaussian."""
-    middle = metric_from_points(x)  # from quantiles, which exist for a Cauchy too
-    shares = np.full(len(x), 1.0 / len(x))
-    tailed = fit_mixture(student_mixture(GaussianApproximation(middle.mean, cholesky=middle.factor)), x, shares)
-    if tailed is None or not is_nearer(tailed.log_density(x), gaussian.log_density(x), shares):
-        return None
-    return tailed
+    tails = tails_of_points(x) if len(parts) == 1 else None
+    return gaussians if tails is None else tails.mixture

@@ -1,31 +1,45 @@
 """Coordinates of moves: a change of variables if the density has funnels, and a metric in the new variables.
 
-Both are computed from the particles of the stage. Neither kernels nor other modules depend on them.
+If the particles have heavy tails in the new variables, there is also a density with such tails. Local moves take
+hundreds of steps to cross a Cauchy tail, in which the force tends to zero, so every particle is proposed a draw of that
+density after each of them.
+
+All are computed from the particles of the stage. Neither kernels nor other modules depend on them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ppl_backends.kernels.metric import METRICS, AnyMetric, cross_fitted_metric
+from ppl_backends.importance.tails import PointTails, tails_of_points
+from ppl_backends.kernels.metric import METRICS, AnyMetric, cross_fitted_metric, scales_from_points
 from ppl_backends.kernels.noncentring import NonCentring, find_noncentring, non_centred
-from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo
+from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, accept, log_density_ratio
 from ppl_backends.kernels.tuning import Parameters, move_once
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.smc.core import Resampled
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.targets.protocol import Array
 
+_MOST_WITH_TAILS = 50  # coordinates
+_FAR = 5.0  # standard deviations, by quantiles
+_FEW_FAR = 0.01  # share of particles that are so far; a Cauchy variable's is 0.07
+_FEW_ACCEPTED = 1 / 3  # mean acceptance of draws
+
 
 @dataclass(frozen=True)
 class Coordinates:
-    """A metric, and the change of variables before it, or None."""
+    """A metric, and the change of variables before it, or None.
+
+    ``tails`` is a density with Student tails fitted to particles in the new variables, if these are heavy-tailed.
+    """
 
     metric: AnyMetric
     change: NonCentring | None = None
+    tails: PointTails | None = None
 
     @property
     def n_non_centred(self) -> int:
@@ -47,11 +61,38 @@ class Coordinates:
         moved, info = move_once(kernel, rng, points, changed, parameters, self.metric)
         return moved.here, info
 
+    def jump(self, rng: np.random.Generator, state: PathState, density: Density[Any]) -> tuple[PathState, Coordinates]:
+        """Propose a draw of the density with tails to every particle; return the coordinates of the next move as well.
+
+        They have no such density if few draws were accepted. It is then far from the particles, most often because of a
+        funnel. Those in a neck refuse all draws, and the others are drawn back before local moves reach the neck.
+        """
+        if self.tails is None:
+            return state, self
+        if self.change is None:
+            moved, info = _independent(self.tails, rng, state, density)
+        else:
+            points, info = _independent(self.tails, rng, *non_centred(self.change, state, density))
+            moved = points.here
+        return moved, self if info.acceptance.mean() > _FEW_ACCEPTED else replace(self, tails=None)
+
+
+def _independent(
+    tails: PointTails, rng: np.random.Generator, points: Any, density: Density[Any]
+) -> tuple[Any, KernelInfo]:
+    """Move every point once by a proposal that does not depend on it."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # draws far out
+        fresh = density(tails.mixture.sample(len(points.x), rng), rng)
+    back = tails.mixture.log_density(points.x) - tails.mixture.log_density(fresh.x)
+    jump = ((fresh.x - points.x) ** 2).sum(axis=1)
+    return accept(rng, points, fresh, log_density_ratio(points, fresh) + back, jump)
+
 
 def coordinates_of(particles: PathState, path: TemperingPath) -> Coordinates:
     """Return coordinates for particles of equal weight, all of which are moved."""
     change, reference = _change(particles, path)
-    return Coordinates(cross_fitted_metric(_changed(particles.x, change), reference, kind=path.metric), change)
+    x = _changed(particles.x, change)
+    return Coordinates(cross_fitted_metric(x, reference, kind=path.metric), change, _tails(x, path))
 
 
 def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rng: np.random.Generator) -> Coordinates:
@@ -67,10 +108,12 @@ def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rn
     edges = np.arange(0, n, length)
     halves = np.searchsorted(chosen, edges)
     nearest = int(np.argmin(np.abs(halves - n // 2)))
+    tails = _tails(x, path)
     if not 0.25 < halves[nearest] / n < 0.75:
-        return Coordinates(cross_fitted_metric(x, reference, kind=path.metric), change)
+        return Coordinates(cross_fitted_metric(x, reference, kind=path.metric), change, tails)
     n_first = np.searchsorted(drawn.parents, edges[nearest])
-    return Coordinates(cross_fitted_metric(x, reference, int(halves[nearest]), int(n_first), path.metric), change)
+    metric = cross_fitted_metric(x, reference, int(halves[nearest]), int(n_first), path.metric)
+    return Coordinates(metric, change, tails)
 
 
 def planned_coordinates(drawn: Resampled, path: TemperingPath, rng: np.random.Generator) -> Coordinates:
@@ -100,3 +143,16 @@ def _change(particles: PathState, path: TemperingPath) -> tuple[NonCentring | No
 
 def _changed(x: Array, change: NonCentring | None) -> Array:
     return x if change is None else change.to_z(x)
+
+
+def _tails(x: Array, path: TemperingPath) -> PointTails | None:
+    """Return a density with the tails of the points, if they are heavy.
+
+    There is none if the path itself proposes draws of a start with tails, in many dimensions, where hardly any draw would
+    be accepted, and for moves that cost no more than such a proposal.
+    """
+    if not path.gradient or path.tails is not None or x.shape[1] > _MOST_WITH_TAILS:
+        return None
+    near = scales_from_points(x)
+    far = (np.abs(x - near.mean) > _FAR * near.sd).any(axis=1)
+    return tails_of_points(x) if far.mean() > _FEW_FAR else None

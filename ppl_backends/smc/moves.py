@@ -239,8 +239,9 @@ class _Walk:
         """Move every particle once, with the tuned or the given parameters."""
         before, used = self.state, self._parameters() if parameters is None else parameters
         moved, info = self._step(used)
-        self.state = self.path.renew(moved, self._evaluate, self.rng)
-        self.gradients += self.state is not moved
+        renewed = self.path.renew(moved, self._evaluate, self.rng)
+        self.gradients += (renewed is not moved) + (self.coordinates.tails is not None)
+        self.state, self.coordinates = self.coordinates.jump(self.rng, renewed, self._evaluate)
         if parameters is None:
             self.tuning = self.tuning.learn(info, first=not self.scales)
         self.scales.append(used)

@@ -7,9 +7,13 @@ from scipy.stats import cauchy, norm, t
 
 import ppl_backends as pb
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.importance.tails import tails_of_points
 from ppl_backends.results.inference_data import group
+from ppl_backends.smc.checkpoint import _TYPES
+from ppl_backends.smc.codec import pack, unpack
+from ppl_backends.smc.coordinates import coordinates_of
 from ppl_backends.smc.health import distrust, figures_of, is_too_coarse, tail_of_single_steps
-from ppl_backends.smc.path import BridgePath
+from ppl_backends.smc.path import BridgePath, Power, PriorPath
 from ppl_backends.smc.results import evidence_of
 from ppl_backends.smc.routes import choose_kernel
 from ppl_backends.smc.sampler import run_tempering
@@ -141,3 +145,40 @@ def test_weights_of_all_runs_of_one_step_are_judged_together():
     figures = figures_of(runs, evidence)
     assert is_too_coarse(figures)
     assert any("only step" in reason for reason in distrust(figures))
+
+
+def of_prior_alone(dim):
+    """Return Cauchy variables as prior, with a likelihood of one."""
+    prior = independent_t(1, dim)
+
+    def constant(x):
+        return np.zeros(len(x)), np.zeros_like(x)
+
+    return FunctionTarget(
+        dim, constant, prior.log_density_and_gradient, sample_prior=lambda n, rng: rng.standard_cauchy((n, dim))
+    )
+
+
+def test_moves_from_the_prior_return_from_far_tails():
+    """Particles of a heavy tail are proposed draws of a density with such tails, which leave the posterior invariant."""
+    target, rng, n = of_prior_alone(3), np.random.default_rng(4), 4000
+    path = PriorPath(target).for_moves(True)
+    here = path.evaluate(rng.standard_cauchy((n, 3)), 1.0, True)
+    coordinates = coordinates_of(here, path)
+    assert coordinates.tails is not None
+    moved = here
+    for _ in range(4):
+        moved, kept = coordinates.jump(rng, moved, path.density(Power(1.0, 0.0)))
+        assert kept is coordinates
+    far = cauchy.isf(0.01)
+    for x in moved.x.T:
+        assert abs(np.mean(np.abs(x) > far) - 0.02) < 4 * (0.02 / n) ** 0.5
+    before, after = np.abs(here.x) > far, np.abs(moved.x) > far
+    assert np.mean(after[before]) < 0.7  # of those that were far out; an HMC trajectory brings back one in a hundred
+    stored = unpack(pack(coordinates, _TYPES), _TYPES).tails
+    assert np.array_equal(stored.mixture.log_density(here.x), coordinates.tails.mixture.log_density(here.x))
+    far_out = coordinates_of(path.evaluate(1000 * rng.standard_cauchy((n, 3)), 1.0, True), path)
+    assert far_out.jump(rng, here, path.density(Power(1.0, 0.0)))[1].tails is None
+    normal = path.evaluate(rng.standard_normal((n, 3)), 1.0, True)
+    assert coordinates_of(normal, path).tails is None
+    assert tails_of_points(rng.standard_cauchy((20, 30))) is None  # the points have a singular covariance
