@@ -24,7 +24,7 @@ from ppl_backends.options import array, checked, choice, instance, integer, none
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.power import with_power
-from ppl_backends.targets.propriety import endless_direction
+from ppl_backends.targets.propriety import endless_direction, improper_coordinate
 from ppl_backends.targets.protocol import BaseTarget, as_points, named_point
 
 FALLBACK_STARTS = 8
@@ -210,6 +210,17 @@ def proper(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximatio
     if is_improper(q):
         raise ModelError(f"{target.label}: {q.trouble}")
     return q
+
+
+def improper_trouble(target: BaseTarget) -> str:
+    """Return why the posterior is improper, found by a climb if the prior is known to be improper; else ""."""
+    if not target.has_gradient or improper_coordinate(target) is None:
+        return ""
+    try:
+        q = find_mode(target).gaussian
+    except ModelError:  # no start has a finite density
+        return ""
+    return q.trouble if is_improper(q) else ""
 
 
 def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ppl_backends.approximations import GaussianApproximation
+from ppl_backends.approximations.ep import Factors, FactorsTarget, Logit
 from ppl_backends.approximations.resolve import resolve_approximation
 from ppl_backends.errors import ModelError
 from ppl_backends.targets import FunctionTarget
@@ -40,3 +41,10 @@ def test_an_improper_posterior_has_no_approximation(name):
 
     with pytest.raises(ModelError, match="the posterior is improper"):
         resolve_approximation(FunctionTarget(2, difference), name, random_seed=1)
+
+
+def test_an_improper_posterior_is_refused_with_a_given_approximation():
+    x = np.linspace(-1, 1, 10)
+    separated = FactorsTarget(Factors(np.column_stack([np.ones(10), x]), None, Logit(x > 0), 0.0, 0.0))
+    with pytest.raises(ModelError, match="the posterior is improper"):
+        resolve_approximation(separated, GaussianApproximation([0.0, 5.0], np.eye(2)))

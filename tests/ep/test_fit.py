@@ -304,7 +304,7 @@ HOPELESS = {
 @pytest.mark.parametrize("case", HOPELESS)
 def test_trouble_that_ep_reports(case):
     X, *_ = regression()
-    with pytest.warns(ApproximationWarning, match="did not converge"):
+    with pytest.warns(ApproximationWarning, match="did not converge|the posterior is improper"):
         q = fit_ep(HOPELESS[case](X), max_sweeps=60)
     assert not q.converged
     assert np.isfinite(q.mean).all()
@@ -317,6 +317,13 @@ def test_an_improper_direction_is_refused():
     X, _, rng = regression()
     with pytest.raises(ModelError, match="improper along a direction"):
         fit_ep(Factors(np.c_[X, X[:, 0]], None, Logit(rng.random(60) < 0.5), 0.0, 0.0))
+
+
+def test_separated_data_under_a_flat_prior_have_an_improper_posterior():
+    x = np.linspace(-1, 1, 10)
+    separated = Factors(np.column_stack([np.ones(10), x]), None, Logit(x > 0), 0.0, 0.0)
+    with pytest.warns(ApproximationWarning, match=r"EP: the posterior is improper: .* does not fall along theta\[\d\]"):
+        assert not fit_ep(separated).converged
 
 
 def test_a_target_without_factors_is_refused():

@@ -16,6 +16,7 @@ from ppl_backends.approximations.ep.parallel import EPRun, Options, Sites, run_p
 from ppl_backends.approximations.ep.reduction import Reduction
 from ppl_backends.approximations.ep.result import EPApproximation, leave_one_out, leave_out_normal
 from ppl_backends.approximations.ep.shards import EPSites, SiteState
+from ppl_backends.approximations.laplace import improper_trouble
 from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM, Gaussian
 from ppl_backends.options import checked, choice, instance, integer, none, number
@@ -110,9 +111,9 @@ def fit_ep(
     Warns
     -----
     ApproximationWarning
-        If EP did not converge, with its last change; ``converged`` is then False. If sites with several modes
-        interact, such as spikes and slabs of correlated predictors. If EP's estimate of its own error exceeds 10 % for
-        a standard deviation.
+        If EP did not converge, with its last change, or the posterior is improper; ``converged`` is then False. If
+        sites with several modes interact, such as spikes and slabs of correlated predictors. If EP's estimate of its
+        own error exceeds 10 % for a standard deviation.
 
     References
     ----------
@@ -143,6 +144,9 @@ def fit_ep(
         given = fit(factors, initial, target)
         if given.diagnostics["failed_sites"]:
             _check_possible(target)
+        improper = "" if factors.prior.proper else improper_trouble(target)
+        if improper:  # sites may settle all the same
+            given = given.replaced(converged=False, trouble=improper)
         _warn(given)
         return _checked_by_itself(given, given)
     mixture = integrate(factors, target, fit)
@@ -388,7 +392,9 @@ def _warn_mixture(result: EPMixture) -> None:
 
 
 def _warn(result: EPApproximation) -> None:
-    if not result.converged:
+    if result.trouble:
+        warnings.warn(f"EP: {result.trouble}", ApproximationWarning, stacklevel=user_level())
+    elif not result.converged:
         figures = result.diagnostics
         warnings.warn(
             f"EP did not converge in {int(figures['sweeps'])} sweeps: relative change {figures['change']:.2g}, "
