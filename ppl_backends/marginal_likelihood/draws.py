@@ -80,7 +80,7 @@ def read_draws(source: Any, target: BaseTarget, model: Any = None) -> Draws:
         np.asarray(stats["ancestor"]) if "ancestor" in stats else None,
         int(np.sum(stats["diverging"])) if "diverging" in stats else 0,
         int((~good).sum()),
-        np.nan if target.circular else _mismatch(stats, log_density),  # the sampler's turns of angles are not known
+        np.nan if target.circular else _mismatch(stats, log_density),  # the sampler's turns and lengths are not known
     )
 
 

@@ -325,7 +325,7 @@ class BaseTarget:
     is_estimated: bool = False  #: whether the likelihood is known only through ``log_likelihood_estimate``
     is_prior: bool = False  #: whether the whole density is a prior, without a likelihood
     log_concave: bool = False  #: whether the density is known to be log-concave, so that it has one mode
-    circular: Sequence[int] = ()  #: coordinates that are angles: points one turn apart are the same
+    circular: Sequence[int] = ()  #: angles and unit vectors: values do not determine their turn or length
     coords: Mapping[str, Sequence[Any]] = {}  #: ArviZ's coords, for the variables of :meth:`constrain`
     dims: Mapping[str, Sequence[str]] = {}  #: ArviZ's dims
     observed_data: Mapping[str, Array] = {}  #: the group of that name

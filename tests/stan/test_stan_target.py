@@ -453,3 +453,24 @@ def test_unknown_options_and_programs_without_parameters_are_explained():
         as_target("data { int n; } model { }", data={"n": 1}, foo=1)
     with pytest.raises(ModelError, match="has no parameters"):
         as_target("data { int n; } model { }", data={"n": 1})
+
+
+@pytest.mark.slow
+def test_draws_of_unit_vectors_determine_the_evidence():
+    from ppl_backends import evidence
+
+    def von_mises_fisher(k):  # along the first axis
+        w = 1 + np.log(np.exp(-2 * k) + rng.random((4, 1500)) * (1 - np.exp(-2 * k))) / k
+        turn = rng.uniform(0, 2 * np.pi, w.shape)
+        return np.stack([w, np.sqrt(1 - w**2) * np.cos(turn), np.sqrt(1 - w**2) * np.sin(turn)], axis=-1)
+
+    rng = np.random.default_rng(1)
+    program = "parameters { array[2] unit_vector[3] u; } model { target += 4 * u[1][1] + 2 * u[2][1]; }"
+    target = as_target(program)
+    draws = np.stack([von_mises_fisher(4.0), von_mises_fisher(2.0)], axis=2)
+    rows = target.unconstrain({"u": draws.reshape(-1, 2, 3)})
+    assert np.allclose(target.constrain(rows)["u"], draws.reshape(-1, 2, 3))
+    found = evidence({"u": draws}, target, random_seed=1)
+    exact = sum(np.log(4 * np.pi * np.sinh(k) / k) for k in (4.0, 2.0)) + np.log(np.pi / 2)  # Stan's radii: √(π/2)
+    assert found.trusted
+    assert abs(found.log_evidence - exact) < 5 * found.log_evidence_se

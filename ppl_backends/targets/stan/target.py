@@ -17,10 +17,11 @@ from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, 
 from ppl_backends.numerics.differences import with_short_steps
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.factors import Factors
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, PriorTerms, as_points
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, JointEvaluation, PriorTerms, as_points
 from ppl_backends.targets.stan.build import program_key
 from ppl_backends.targets.stan.compiled import LOG_LIK, CompiledProgram
 from ppl_backends.targets.stan.data import missing_values, read_data, to_arrays
+from ppl_backends.targets.stan.directions import unit_vectors, with_lengths
 from ppl_backends.targets.stan.factors import StanFactors, find_factors
 from ppl_backends.targets.stan.groups import Groups
 from ppl_backends.targets.stan.library import BatchedModel, CompiledModel
@@ -351,7 +352,18 @@ class StanTarget(BaseTarget):
         return collect(values, self._model.parameters)
 
     def unconstrain(self, values: Mapping[str, Any]) -> Array:
-        return self._model.unconstrain(flatten(values, self._model.parameters), self.cores)
+        """Return points on the unconstrained space; the lengths of unit vectors there follow Stan's density of them."""
+        x = self._model.unconstrain(flatten(values, self._model.parameters), self.cores)
+        return with_lengths(x, self._unit_vectors)
+
+    @cached_property
+    def _unit_vectors(self) -> list[Index]:
+        return unit_vectors(self._model)
+
+    @property
+    def circular(self) -> list[int]:  # type: ignore[override]
+        """Return the coordinates of unit vectors."""
+        return [int(column) for columns in self._unit_vectors for column in columns]
 
     @property
     def generated_groups(self) -> dict[str, dict[str, str]]:  # type: ignore[override]
