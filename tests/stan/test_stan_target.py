@@ -474,3 +474,28 @@ def test_draws_of_unit_vectors_determine_the_evidence():
     exact = sum(np.log(4 * np.pi * np.sinh(k) / k) for k in (4.0, 2.0)) + np.log(np.pi / 2)  # Stan's radii: √(π/2)
     assert found.trusted
     assert abs(found.log_evidence - exact) < 5 * found.log_evidence_se
+
+
+def test_names_of_coordinates_are_those_of_the_elements_that_they_determine():
+    """Stan's own names of the elements of an array of vectors are in another order than its coordinates."""
+    target = as_target("""
+    parameters {
+      array[2] vector[3] v; array[2, 2] simplex[3] s; array[2] matrix[2, 2] m; matrix[2, 3] a; array[3, 2] real r;
+      array[2] cholesky_factor_corr[3] l; array[2, 3] real<lower=0> w; real z;
+    }
+    model {
+      for (i in 1:2) { v[i] ~ std_normal(); to_vector(m[i]) ~ std_normal(); w[i] ~ exponential(1); }
+      for (i in 1:3) r[i] ~ std_normal();
+      to_vector(a) ~ std_normal(); z ~ std_normal();
+    }
+    """)
+    x = np.vstack([np.zeros(target.dim), 0.1 * np.eye(target.dim)])
+    values = target.constrain(x)
+    n_array = {"v": 2, "s": 2, "m": 3, "a": 2, "r": 2, "l": 1, "w": 2, "z": 0}
+    assert len(set(target.names)) == target.dim
+    for row, name in enumerate(target.names, 1):
+        base, _, index = name.rstrip("]").partition("[")
+        changed = np.argwhere(values[base][row] != values[base][0])
+        index = [int(each) for each in index.split(",") if each]
+        assert len(changed)
+        assert (changed[:, : n_array[base]] == index[: n_array[base]]).all(), name

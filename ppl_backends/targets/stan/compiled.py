@@ -14,6 +14,7 @@ from ppl_backends.targets.stan.build import open_program
 from ppl_backends.targets.stan.library import CompiledModel, open_model
 from ppl_backends.targets.stan.observations import Rows, read_rows
 from ppl_backends.targets.stan.program import StanProgram
+from ppl_backends.targets.stan.storage import stored_names
 from ppl_backends.targets.stan.variables import collect, unconstrained_names
 
 LOG_LIK = "log_lik"
@@ -40,7 +41,7 @@ class CompiledProgram:
         self.source = source
         self.rows: Rows | None = read_rows(rows, self.data, self.label) if rows else None
         self.likelihood_data = None if likelihood_data is None else tuple(likelihood_data)
-        self.dim, self.names = self.model.dim, unconstrained_names(self.model.names)
+        self.dim, self.names = self.model.dim, unconstrained_names(stored_names(self.model))
 
     def __reduce__(self) -> Any:
         """Return a recipe: another process takes the library from its cache."""
