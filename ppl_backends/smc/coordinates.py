@@ -1,6 +1,6 @@
 """Coordinates of moves: a change of variables if the density has funnels, and a metric in the new variables.
 
-If the particles have heavy tails in the new variables, there is also a density with such tails. Local moves take
+If particles without a change of variables have heavy tails, there is also a density with such tails. Local moves take
 hundreds of steps to cross a Cauchy tail, in which the force tends to zero, so every particle is proposed a draw of that
 density after each of them.
 
@@ -34,7 +34,7 @@ _FEW_ACCEPTED = 1 / 3  # mean acceptance of draws
 class Coordinates:
     """A metric, and the change of variables before it, or None.
 
-    ``tails`` is a density with Student tails fitted to particles in the new variables, if these are heavy-tailed.
+    ``tails`` is a density with Student tails fitted to heavy-tailed particles, if there is no change of variables.
     """
 
     metric: AnyMetric
@@ -69,11 +69,7 @@ class Coordinates:
         """
         if self.tails is None:
             return state, self
-        if self.change is None:
-            moved, info = _independent(self.tails, rng, state, density)
-        else:
-            points, info = _independent(self.tails, rng, *non_centred(self.change, state, density))
-            moved = points.here
+        moved, info = _independent(self.tails, rng, state, density)
         return moved, self if info.acceptance.mean() > _FEW_ACCEPTED else replace(self, tails=None)
 
 
@@ -92,7 +88,7 @@ def coordinates_of(particles: PathState, path: TemperingPath) -> Coordinates:
     """Return coordinates for particles of equal weight, all of which are moved."""
     change, reference = _change(particles, path)
     x = _changed(particles.x, change)
-    return Coordinates(cross_fitted_metric(x, reference, kind=path.metric), change, _tails(x, path))
+    return Coordinates(cross_fitted_metric(x, reference, kind=path.metric), change, _tails(x, change, path))
 
 
 def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rng: np.random.Generator) -> Coordinates:
@@ -108,7 +104,7 @@ def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rn
     edges = np.arange(0, n, length)
     halves = np.searchsorted(chosen, edges)
     nearest = int(np.argmin(np.abs(halves - n // 2)))
-    tails = _tails(x, path)
+    tails = _tails(x, change, path)
     if not 0.25 < halves[nearest] / n < 0.75:
         return Coordinates(cross_fitted_metric(x, reference, kind=path.metric), change, tails)
     n_first = np.searchsorted(drawn.parents, edges[nearest])
@@ -145,13 +141,14 @@ def _changed(x: Array, change: NonCentring | None) -> Array:
     return x if change is None else change.to_z(x)
 
 
-def _tails(x: Array, path: TemperingPath) -> PointTails | None:
+def _tails(x: Array, change: NonCentring | None, path: TemperingPath) -> PointTails | None:
     """Return a density with the tails of the points, if they are heavy.
 
     There is none if the path itself proposes draws of a start with tails, in many dimensions, where hardly any draw would
-    be accepted, and for moves that cost no more than such a proposal.
+    be accepted, for moves that cost no more than such a proposal, and beside a change of variables: the tails are then what
+    is left of a funnel, and draws keep particles out of its neck.
     """
-    if not path.gradient or path.tails is not None or x.shape[1] > _MOST_WITH_TAILS:
+    if not path.gradient or path.tails is not None or change is not None or x.shape[1] > _MOST_WITH_TAILS:
         return None
     near = scales_from_points(x)
     far = (np.abs(x - near.mean) > _FAR * near.sd).any(axis=1)
