@@ -17,6 +17,7 @@ from scipy.special import gammaincinv, gammaln, stdtrit
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.gaussian import widen_inverse
 from ppl_backends.targets.protocol import Array
 
 STUDENT_DF = 5.0
@@ -50,7 +51,7 @@ class GaussianProposal:
 
 
 class StudentT:
-    """Multivariate Student t: x = mean + s L z √(ν/g), g ~ χ²_ν, with the approximation's mean and covariance LLᵀ."""
+    """Multivariate Student t: x = mean + s F z √(ν/g), g ~ χ²_ν, with the approximation's mean and covariance F Fᵀ."""
 
     stratified = False
 
@@ -96,7 +97,7 @@ class StudentT:
 
 
 class IndependentT:
-    """Independent Student t variables along orthogonal axes of the whitened space: x = mean + s L A z, zⱼ ~ t_ν.
+    """Independent Student t variables along orthogonal axes of the whitened space: x = mean + s F A z, zⱼ ~ t_ν.
 
     Along a single whitened coordinate the density falls as |z|^−(ν+1), for any dimension. The density of a
     multivariate t falls as |z|^−(ν+dim), which is slower only if all coordinates are large at once.
@@ -167,8 +168,11 @@ class StudentMixture:
         self.n_uniforms = self.dim + 1
         self.mean: Array = self.students[0].gaussian.mean
         self._gaussian = self.students[0].gaussian
-        factor = self._gaussian.cholesky
-        self._root = 1.0 / factor if factor.ndim == 1 else solve_triangular(factor, np.eye(self.dim), lower=True)
+        self._root: Array | None = None  # F⁻¹, or 1/s; of a low-rank factor it is not needed
+        if self._gaussian.representation == "dense":
+            self._root = solve_triangular(self._gaussian.factor, np.eye(self.dim), lower=True)
+        elif self._gaussian.representation == "diagonal":
+            self._root = 1.0 / self._gaussian.factor
 
     def with_parts(self, students: Sequence[StudentT | IndependentT], shares: Any) -> StudentMixture:
         """Return the approximation mixed with other Student t's."""
@@ -219,12 +223,17 @@ class StudentMixture:
         return np.stack([*(student.at_whitened(z, square) for student in self.students), own])
 
     def whiten(self, x: Array) -> Array:
-        """Return L⁻¹(x − mean) by one matrix product, which is three times as fast as a triangular solve."""
+        """Return F⁻¹(x − mean); a matrix product is three times as fast as a triangular solve."""
+        if self._root is None:
+            return self._gaussian.whiten(x)
         centred = x - self._gaussian.mean
         return centred * self._root if self._root.ndim == 1 else centred @ self._root.T
 
     def _pull(self, slope: Array) -> Array:
-        """Return L⁻ᵀ times every row."""
+        """Return F⁻ᵀ times every row."""
+        if self._root is None:
+            assert self._gaussian.directions is not None
+            return widen_inverse(slope, self._gaussian.directions) / self._gaussian.factor
         return slope * self._root if self._root.ndim == 1 else slope @ self._root
 
 

@@ -235,7 +235,6 @@ def _both_sides(target: BaseTarget, gaussian: GaussianApproximation, direction: 
     ends = np.concatenate([gaussian.place(_RADIUS * direction), gaussian.place(-_RADIUS * direction)])
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         value, slope = target.log_density_and_gradient(ends)
-    factor = gaussian.cholesky
-    slope = np.nan_to_num(slope * factor if factor.ndim == 1 else slope @ factor, posinf=0.0, neginf=0.0)
+    slope = np.nan_to_num(gaussian.whiten_gradient(slope), posinf=0.0, neginf=0.0)
     n = len(direction)
     return np.nan_to_num(value[:n] + value[n:], nan=-np.inf), slope[:n] - slope[n:]

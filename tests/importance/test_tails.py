@@ -20,6 +20,9 @@ def mixture(shares=SHARES):
     return type(found)(Q, found.students, shares)
 
 
+LOW_RANK = GaussianApproximation(MEAN, cholesky=[1.0, 0.5], directions=np.array([[2.0], [-1.5]]))
+
+
 def test_density():
     x = np.random.default_rng(0).normal(size=(200, 2)) * 5
     z = np.linalg.solve(ROOT, (x - MEAN).T).T
@@ -54,12 +57,14 @@ def test_density_along_turned_axes():
     assert min(kstest(column, t(4, scale=2).cdf).pvalue for column in back.T) > 1e-5
 
 
-@pytest.mark.parametrize("axes", [None, TURN])
-def test_gradient(axes):
-    x, step, q = np.random.default_rng(1).normal(size=(20, 2)) * 4, 1e-5, student_mixture(Q, axes)
+@pytest.mark.parametrize(("base", "axes"), [(Q, None), (Q, TURN), (LOW_RANK, None)])
+def test_gradient(base, axes):
+    x, step, q = np.random.default_rng(1).normal(size=(20, 2)) * 4, 1e-5, student_mixture(base, axes)
     q = q.with_parts(
         [student.with_scale(s) for student, s in zip(q.students, (0.5, 1.0, 2.0, 3.0), strict=True)], q.shares
     )
+    parts = [*(student.log_density(x) for student in q.students), base.log_density(x)]
+    np.testing.assert_allclose(q.component_log_densities(x), parts, atol=1e-9)
     value, slope = q.log_density_and_gradient(x)
     np.testing.assert_allclose(value, q.log_density(x))
     for j, unit in enumerate(np.eye(2) * step):
