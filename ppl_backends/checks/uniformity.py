@@ -59,11 +59,16 @@ def _tails(below: Array, n: int, probability: Array) -> Array:
 
 
 def ecdf_p_values(ranks: Array, n_ranks: int) -> Array:
-    """Return p-values ``(k,)`` of the largest deviation of the distribution function from a straight line."""
+    """Return p-values ``(k,)`` of the largest deviation of the distribution function from a straight line.
+
+    Simulations resolve no p-value below 1/2001. For a large deviation the sum of the tail probabilities of all places, which
+    bounds the p-value, is smaller.
+    """
     n, places = len(ranks), places_of(n_ranks)
     below = np.rint(empirical(ranks, places) * n)
     least = _tails(below, n, places / n_ranks).min(axis=1)
-    return (1 + np.searchsorted(_least_tails(n, n_ranks), least, side="right")) / (1 + _SIMULATIONS)
+    simulated = (1 + np.searchsorted(_least_tails(n, n_ranks), least, side="right")) / (1 + _SIMULATIONS)
+    return np.minimum(simulated, len(places) * least)
 
 
 def simultaneous_band(n: int, n_ranks: int, probability: float) -> tuple[Array, Array]:

@@ -110,5 +110,6 @@ def test_uniformity_has_its_level():
     p_chi, p_ecdf = chi_squared(ranks, 100)[1], ecdf_p_values(ranks, 100)
     for p_value in (p_chi, p_ecdf):
         assert stats.binomtest(int((p_value < 0.1).sum()), 300, 0.1).pvalue > 1e-4
+    assert ecdf_p_values(ranks % 80, 100).max() < 1e-6  # of many quantities too
     low, high = simultaneous_band(400, 100, 0.95)
     assert (low <= high).all()
