@@ -12,6 +12,8 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM, Gaussian
 from ppl_backends.targets.protocol import Array, as_points
 
+ASYMMETRY = 1e-3  # largest difference of two elements that have to be equal, in units of the standard deviations
+
 
 class GaussianApproximation(Gaussian, Approximation):
     """A normal distribution N(mean, cov) on the unconstrained space.
@@ -65,6 +67,10 @@ class GaussianApproximation(Gaussian, Approximation):
         factor = _covariance_factor(len(mean), cov, precision, cholesky)
         if not np.isfinite(mean).all() or not np.isfinite(factor).all():
             raise ModelError(f"the mean or covariance of a Gaussian over {len(mean)} coordinates is not finite")
+        scales = np.diagonal(factor) if factor.ndim == 2 else factor
+        if not (scales > 0).all():
+            least = float(scales.min())
+            raise ModelError(f"the factor of the covariance of a Gaussian has {least:.3g} on its diagonal; expected above 0")
         Gaussian.__init__(self, mean, factor, directions)
         self._describe(len(mean), **about)
 
@@ -116,6 +122,9 @@ def _covariance_factor(dim: int, cov: Any, precision: Any, factor: Any) -> Array
         raise ModelError(f"{dim} coordinates are too many for a dense {kind} (at most {MAX_DENSE_DIM}); give a vector")
     if kind == "cholesky":
         return np.tril(matrix)
+    scale = np.sqrt(np.abs(np.diagonal(matrix)))
+    if np.any(np.abs(matrix - matrix.T) > ASYMMETRY * np.outer(scale, scale)):
+        raise ModelError(f"the {kind} of a Gaussian over {dim} coordinates is not symmetric")
     try:
         if kind == "precision":
             matrix = cho_solve((cholesky(matrix, lower=True), True), np.eye(dim))

@@ -103,6 +103,9 @@ def test_pickles():
         ({"cov": np.eye(2)}, "expected \\(3, 3\\)"),
         ({"cov": -np.eye(3)}, "not positive definite"),
         ({"cov": np.array([1.0, -1.0, 1.0])}, "not finite"),
+        ({"cov": np.array([1.0, 0.0, 1.0])}, "expected above 0"),
+        ({"cholesky": np.diag([1.0, -1.0, 1.0])}, "expected above 0"),
+        ({"cov": np.tri(3)}, "not symmetric"),
         ({"cov": np.eye(3), "names": ["a"]}, "1 names"),
     ],
 )
