@@ -268,7 +268,10 @@ def _state_of(start: EPApproximation, n_sites: int) -> SiteState:
 def _approximation(
     run: EPRun, sites: Sites, reduction: Reduction | None, factors: Factors, target: BaseTarget, options: Options
 ) -> EPApproximation:
-    """Return the result on θ, with the evidence and the leave-one-out densities of the observed sites."""
+    """Return the result on θ, with the evidence and the leave-one-out densities of the observed sites.
+
+    Sites with auxiliary variables have none: several of them share an observation.
+    """
     if reduction is None:
         q = Gaussian.from_covariance(factors.prior.mean + run.q.mean, run.q.cov)
     elif factors.dim <= MAX_DENSE_DIM:
@@ -278,7 +281,8 @@ def _approximation(
     if factors.n_auxiliary:
         kept = factors.dim - factors.n_auxiliary
         margin = Gaussian.from_covariance(q.mean[:kept], q.cov[:kept, :kept])
-        return _assemble(run, sites, options, margin, factors.log_constant, names=target.names, target=target)
+        found = _assemble(run, sites, options, margin, factors.log_constant, names=target.names, target=target)
+        return found.replaced(loo=leave_one_out(np.empty(0)))
     return _assemble(run, sites, options, q, factors.log_constant, factors=factors, names=target.names, target=target)
 
 

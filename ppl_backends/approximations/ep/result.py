@@ -24,9 +24,9 @@ class LeaveOneOut(NamedTuple):
     Attributes
     ----------
     log_density : ndarray (n_obs,)
-        ``-inf`` if the cavity is not proper.
+        ``-inf`` if the cavity is not proper. There are none of a model with rectangles, such as a multivariate probit.
     elpd : float
-        Their sum.
+        Their sum, NaN if there are none.
     se : float
         Its standard error, √n times the standard deviation of the terms.
 
@@ -145,7 +145,7 @@ def leave_one_out(log_density: Array) -> LeaveOneOut:
     n = len(log_density)
     finite = np.isfinite(log_density).all()
     se = float(np.sqrt(n * log_density.var(ddof=1))) if n > 1 and finite else float("inf")
-    return LeaveOneOut(log_density, float(log_density.sum()), se)
+    return LeaveOneOut(log_density, float(log_density.sum()) if n else float("nan"), se)
 
 
 def leave_out_normal(design: Any, offset: Array, y: Array, sd: Array, q: Gaussian) -> Array:
