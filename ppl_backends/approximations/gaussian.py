@@ -70,7 +70,9 @@ class GaussianApproximation(Gaussian, Approximation):
         scales = np.diagonal(factor) if factor.ndim == 2 else factor
         if not (scales > 0).all():
             least = float(scales.min())
-            raise ModelError(f"the factor of the covariance of a Gaussian has {least:.3g} on its diagonal; expected above 0")
+            raise ModelError(
+                f"the factor of the covariance of a Gaussian has {least:.3g} on its diagonal; expected above 0"
+            )
         Gaussian.__init__(self, mean, factor, directions)
         self._describe(len(mean), **about)
 

@@ -22,12 +22,12 @@ COUNTS = RNG.poisson(np.exp(1.0 + 0.7 * RNG.normal(size=14)))
 PHI, S = np.linspace(-4, 8, 241), np.linspace(-6, 8, 1201)
 
 
-def plates(**options):
+def plates(counts=COUNTS, **options):
     """Return independent log rates with mean one and precision exp(φ)."""
     n = len(COUNTS)
     return pb.LatentGaussian(
         lambda phi: np.exp(phi[0]) * sparse.eye_array(n),
-        Poisson(COUNTS),
+        Poisson(counts),
         mean=1.0,
         hyper_start=[0.0],
         hyper_prior=lambda phi: stats.norm.logpdf(phi[0], 1, 1),
@@ -242,10 +242,26 @@ def test_hyper_parameters_that_the_user_names():
     np.testing.assert_allclose((q.mean - mean) / sd, 0, atol=0.05)
     np.testing.assert_allclose(q.sd / sd, 1, atol=0.03)
     assert q.log_evidence == pytest.approx(log_evidence, abs=0.05)
-    draws = q.sample(500, np.random.default_rng(1))
-    np.testing.assert_allclose((draws.mean(axis=0) - q.mean) / q.sd, 0, atol=5 / np.sqrt(500))
     with pytest.raises(ModelError, match="some have to be latent"):
         quiet(target, hyper=names)
+
+
+def test_draws_given_named_hyper_parameters_are_as_wide_as_the_marginals():
+    """The log of a Gamma(2) variable has the variance ψ′(2) = 0.64; that of the Gaussian at its mode is 0.5."""
+    target = FunctionTarget(
+        2, lambda x: (-0.5 * x[:, 0] ** 2 + 2 * x[:, 1] - np.exp(x[:, 1]), np.c_[-x[:, 0], 2 - np.exp(x[:, 1])])
+    )
+    draws = quiet(target, hyper=[0]).sample(10_000, np.random.default_rng(1))
+    np.testing.assert_allclose(draws.std(axis=0), [1, np.sqrt(np.pi**2 / 6 - 1)], rtol=5 / np.sqrt(20_000))
+    np.testing.assert_allclose(draws.mean(axis=0), [0, 1 - np.euler_gamma], atol=5 / np.sqrt(10_000))
+
+
+def test_a_row_of_zeros_is_a_constant(fitted):
+    design = sparse.vstack([sparse.eye_array(len(COUNTS)), sparse.csr_array((1, len(COUNTS)))]).tocsr()
+    q = quiet(plates([*COUNTS, 2], design=design))
+    assert q.converged
+    np.testing.assert_allclose(q.mean, fitted.mean, atol=1e-6)
+    assert q.log_evidence == pytest.approx(fitted.log_evidence - 1 - np.log(2), abs=1e-6)
 
 
 def test_a_narrow_mode_of_three_hyper_parameters_in_a_wide_one_is_flagged():

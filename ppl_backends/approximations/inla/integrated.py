@@ -70,13 +70,15 @@ class SparseLatent:
         """Return the latent posterior given φ, from a neighbour's mode."""
         found = self._described.at(phi)
         given = found if isinstance(found, LatentFactors) else LatentFactors.of_factors(found)
-        if start is None:
-            return fit_latent(given)
-        return fit_latent(given, start.mode, None if start.precision is None else start.precision.factor.order)
+        return fit_latent(given, None if start is None else start.mode)
 
     def improved(self, phi: Array, fit: LatentFit) -> LatentFit:
         """Return the fit, which already includes its terms of second order."""
         return fit
+
+    def draws(self, phi: Array, fit: LatentFit, n: int, rng: np.random.Generator) -> Array:
+        """Return ``n`` draws of the latent variables given φ ``(n, d)``."""
+        return fit.mean + self.fit(phi, fit).precision.sample(n, rng)
 
     def other_mode_share(self, node: Node) -> float:
         """Return zero, because there is no search for other modes of the latent variables given φ."""
@@ -197,7 +199,7 @@ class IntegratedLaplace(WithMarginals):
         return Marginals.of_densities([self.names[j] for j in index], grid, density)
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """Return ``n`` draws ``(n, dim)``: a point of φ, its kernel, and the Gaussian of θ there."""
+        """Return ``n`` draws ``(n, dim)``: a point of φ, its kernel, and draws of θ given that point."""
         points, weights = self.hyper.points, self.hyper.weights
         which = rng.choice(len(weights), size=n, p=weights)
         centre = weights @ points
@@ -208,8 +210,7 @@ class IntegratedLaplace(WithMarginals):
         x[:, self._described.hyper_coordinates] = centre + np.sqrt(1 - self._spread**2) * apart[which] + noise
         for k in np.unique(which):
             at = np.flatnonzero(which == k)
-            apart_from_mean = self._described.fit(points[k], self._fits[k]).precision.sample(len(at), rng)
-            x[np.ix_(at, self._described.coordinates)] = self._fits[k].mean + apart_from_mean
+            x[np.ix_(at, self._described.coordinates)] = self._described.draws(points[k], self._fits[k], len(at), rng)
         return x
 
     def log_density(self, x: Array) -> Array:
@@ -232,9 +233,10 @@ def integrate(described: Any, target: BaseTarget) -> IntegratedLaplace:
     start = np.asarray(described.start, dtype=np.float64)
     if not len(start):
         return _without_hyper_parameters(described, target, posterior)
-    if posterior.node(start + 0.1) is None:
-        raise ModelError(f"{target.label}: {described.refusal(start + 0.1)}")
-    mode = climb(posterior, start + 0.1)
+    try:
+        mode = climb(posterior, start + 0.1)
+    except ModelError:
+        raise ModelError(f"{target.label}: {described.refusal(start + 0.1)}") from None
     design = design_around(posterior, mode)
     log_weights = design.log_weights - logsumexp(design.log_weights)
     kept = np.flatnonzero(log_weights > np.log(SMALLEST_SHARE))

@@ -88,8 +88,8 @@ class Covariances(NamedTuple):
 
     @property
     def site_variance(self) -> Array:
-        """Return the variances of the predictors ``(n,)``."""
-        return np.diagonal(self.of_sites).copy() if self.of_sites.ndim == 2 else self.of_sites
+        """Return the variances of the predictors ``(n,)``; zero for a row of zeros."""
+        return np.maximum(np.diagonal(self.of_sites) if self.of_sites.ndim == 2 else self.of_sites, 0.0)
 
 
 class LatentFit(NamedTuple):
@@ -99,7 +99,7 @@ class LatentFit(NamedTuple):
     mean: Array
     sd: Array
     skewness: Array
-    precision: Any  # from which draws are made; None if it is not kept
+    precision: Any  # a Precision, or a Gaussian; None if it is not kept
     log_evidence: float
     figures: dict[str, float]
     trouble: str = ""
@@ -112,15 +112,15 @@ class _Mode(NamedTuple):
     gain: float
 
 
-def fit_latent(given: LatentFactors, start: Array | None = None, order: Index | None = None) -> LatentFit:
-    """Fit the posterior of θ given φ; use a neighbour's mode and the order of its factor, if given.
+def fit_latent(given: LatentFactors, start: Array | None = None) -> LatentFit:
+    """Fit the posterior of θ given φ; start from a neighbour's mode, if given.
 
     Raises
     ------
     LinAlgError
         If a precision is not positive definite.
     """
-    top = find_mode(given, given.mean if start is None else start, order)
+    top = find_mode(given, given.mean if start is None else start)
     known = top.precision.covariances()
     v = known.site_variance
     at_mode = given.design @ top.theta + given.offset
@@ -128,7 +128,7 @@ def fit_latent(given: LatentFactors, start: Array | None = None, order: Index | 
     mean = _means(given, top, v)
     s = _spread(given.design @ mean + given.offset, v)
     second = given.sites.derivatives(s)[1]
-    third = WEIGHTS * NODES @ second / np.sqrt(v)
+    third = _over(WEIGHTS * NODES @ second, np.sqrt(v))
     order = top.precision.factor.order
     precision, covariances = _second_order_precision(given, known, -(WEIGHTS @ second), third, order)
     sd = np.sqrt(covariances.variance)
@@ -144,10 +144,9 @@ def fit_latent(given: LatentFactors, start: Array | None = None, order: Index | 
     return LatentFit(top.theta, mean, sd, skewness, precision, top.log_evidence + second_order, figures)
 
 
-def find_mode(given: LatentFactors, start: Array, order: Index | None = None) -> _Mode:
+def find_mode(given: LatentFactors, start: Array) -> _Mode:
     """Climb to the mode by Newton's method with halved steps; the pattern and order of its matrices are constant."""
-    theta, precision, gain = start, None, np.inf
-    value = _objective(given, theta)
+    theta, precision, order, gain = start, None, None, np.inf
     for _ in range(ITERATIONS):
         first, second = (part[0] for part in given.sites.derivatives((given.design @ theta + given.offset)[None]))
         precision = _curved(given, -second, order)
@@ -192,6 +191,11 @@ def _spread(s: Array, v: Array) -> Array:
     return s + NODES[:, None] * np.sqrt(v)
 
 
+def _over(change: Array, width: Array) -> Array:
+    """Return a difference over its width; zero where that is zero, because such a site is a constant."""
+    return np.divide(change, width, out=np.zeros_like(change), where=width > 0)
+
+
 def _means(given: LatentFactors, top: _Mode, v: Array) -> Array:
     """Return the means, by steps with the curvature at the mode."""
     mean = top.theta
@@ -212,9 +216,8 @@ def _evidence_terms(given: LatentFactors, s: Array, known: Covariances, precisio
     beyond = given.sites.log_site(s + step) - given.sites.log_site(s[None]) - step * (first + 0.5 * step * second)
     total = float(logsumexp(beyond, axis=0, b=WEIGHTS[:, None]).sum())
     width = THIRD_STEP * np.sqrt(v)
-    third = (given.sites.derivatives((s + width)[None])[1] - given.sites.derivatives((s - width)[None])[1])[0] / (
-        2 * width
-    )
+    ahead, behind = (given.sites.derivatives((s + side)[None])[1][0] for side in (width, -width))
+    third = _over(ahead - behind, 2 * width)
     own = float(third**2 @ v**3)
     if known.of_sites.ndim == 2:
         pairs, pull = known.of_sites, third * v

@@ -22,17 +22,6 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 GAIN = 1e-10  # expected gain of a step, in nats, below which the search for the mode given φ stops
 
 
-class Centred:
-    """The Gaussian at a mode, about zero."""
-
-    def __init__(self, gaussian: Gaussian) -> None:
-        self.gaussian = gaussian
-
-    def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """Return ``n`` draws ``(n, d)``."""
-        return self.gaussian.colour(rng.standard_normal((n, self.gaussian.dim)))
-
-
 class NamedHyperParameters:
     """A target whose coordinates ``index`` are hyper-parameters φ, and all others latent."""
 
@@ -61,12 +50,12 @@ class NamedHyperParameters:
         q = Gaussian.from_covariance(mode, 0.5 * (cov + cov.T))
         log_evidence = float(found.log_integral[0])
         figures = {"newton_gain": 0.0, "laplace_log_evidence": log_evidence}
-        return LatentFit(mode, mode, q.sd, np.zeros(len(mode)), Centred(q), log_evidence, figures)
+        return LatentFit(mode, mode, q.sd, np.zeros(len(mode)), q, log_evidence, figures)
 
     def improved(self, phi: Array, fit: LatentFit) -> LatentFit:
         """Return the moments of improved Laplace marginals given φ, and the evidence from 256 weighted points."""
         given = self._given(phi)
-        gaussian = self.fit(phi, fit).precision.gaussian
+        gaussian = self.fit(phi, fit).precision
         q = GaussianApproximation(gaussian.mean, cholesky=gaussian.factor, names=given.names)
         with np.errstate(all="ignore"):
             marginals = improved_marginals(given, q, given.names, np.arange(given.dim), self._points).marginals
@@ -83,9 +72,14 @@ class NamedHyperParameters:
         moments = marginals.mean, marginals.sd, marginals.skewness
         return LatentFit(fit.mode, *moments, fit.precision, log_evidence, figures, trouble)
 
+    def draws(self, phi: Array, fit: LatentFit, n: int, rng: np.random.Generator) -> Array:
+        """Return ``n`` draws of the latent variables given φ ``(n, d)``: the Gaussian, as wide as the improved marginals."""
+        gaussian = self.fit(phi, fit).precision
+        return fit.mean + gaussian.colour(rng.standard_normal((n, gaussian.dim))) * (fit.sd / gaussian.sd)
+
     def other_mode_share(self, node: Any) -> float:
         """Return the share of another mode of the latent variables, found by climbs, given φ of a node."""
-        gaussian = self.fit(node.phi, node.fit).precision.gaussian
+        gaussian = self.fit(node.phi, node.fit).precision
         log_evidence = node.fit.log_evidence
         q = GaussianApproximation(gaussian.mean, cholesky=gaussian.factor, log_evidence=log_evidence)
         return share_of_another_mode(self._given(node.phi), q)
