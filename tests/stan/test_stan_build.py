@@ -145,3 +145,12 @@ def test_programs_that_optimisation_breaks_are_compiled_without_it():
     expected = -0.5 * (slopes**2).sum(1) - 0.5 * ((theta - slopes @ design.T) ** 2).sum(1) - 4.0 * np.log(2 * np.pi)
     target = stan_target(code, {"J": 6, "K": 2, "W": design.tolist()})
     np.testing.assert_allclose(target.log_density(x), expected, rtol=1e-12)
+
+
+def test_programs_that_draw_numbers_are_known(tmp_path):
+    """Only they need a seed for each point; the function that draws may be in another file."""
+    (tmp_path / "noise.stan").write_text("real noise_rng() { return normal_rng(0, 1); }")
+    rest = "parameters { real x; } model { x ~ std_normal(); } generated quantities { real y = "
+    drawing = (rest + "exponential_rng(2); }", "functions {\n#include noise.stan\n}" + rest + "noise_rng() + x; }")
+    for code, draws in ((drawing[0], True), (drawing[1], True), (rest + "2 * x; }", False)):
+        assert StanProgram("tiny", code, None, (str(tmp_path),)).draws_numbers is draws

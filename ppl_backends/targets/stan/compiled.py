@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ppl_backends.targets.blocks import available_cores
 from ppl_backends.targets.protocol import Array
@@ -65,9 +66,17 @@ class CompiledProgram:
         """Return the joint log density ``(n,)``."""
         return self.model.evaluate(x, False, self.cores)[0]
 
+    def constrain(self, x: Array, seeds: NDArray[np.integer]) -> tuple[Array, int]:
+        """Return all variables flat ``(n, columns)``, and the number of points where the program throws.
+
+        Programs that draw no numbers get one seed, because a seed other than 0 takes Stan ten times as long.
+        """
+        fixed = self.program is not None and not self.program.draws_numbers
+        return self.model.constrain(x, (0 * seeds if fixed else seeds).astype(np.uint32), True, self.cores)
+
     def values(self, x: Array, names: Sequence[str]) -> dict[str, Array]:
         """Return variables of the program at points ``(n, dim)``: name → ``(n, *shape)``."""
-        flat, _ = self.model.constrain(x, np.arange(len(x)).astype(np.uint32), True, self.cores)
+        flat, _ = self.constrain(x, np.arange(len(x)))
         return collect(flat, [variable for variable in self.model.variables if variable.name in names])
 
     @property

@@ -64,6 +64,11 @@ class StanProgram:
         """Return the output of ``stanc --info``: inputs, parameters, quantities, functions and included files."""
         return dict(json.loads(self.stanc("--info").stdout))
 
+    @cached_property
+    def draws_numbers(self) -> bool:
+        """Return whether generated quantities may draw random numbers, for which functions have names with _rng."""
+        return "_rng" in self.code or any(name.endswith("_rng") for name in self.info["functions"])
+
 
 def looks_like_code(text: str) -> bool:
     """Return whether a string is program text and not a path."""

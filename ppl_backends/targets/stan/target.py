@@ -322,7 +322,7 @@ class StanTarget(BaseTarget):
         """
         x = as_points(x, self.dim)
         seeds = np.arange(len(x)) if rng is None else rng.integers(0, 2**32, size=len(x))
-        values, refused = self._model.constrain(x, seeds.astype(np.uint32), True, self.cores)
+        values, refused = self.compiled.constrain(x, seeds)
         if refused:
             why = self._model.messages[-1]
             warnings.warn(
