@@ -1,7 +1,7 @@
 """Draw the picture of the README: log evidences by ``sample_smc`` and by ``pymc.sample_smc``, one run for each seed.
 
 The model is the logistic regression of `benchmarks/models.py` on the Pima data. Every sampler runs with its defaults, except
-that our chains run in one process. The line is the evidence of a long run (`benchmarks/references.json`).
+that the chains of ``sample_smc`` run in one process. The line is the evidence of a long run (`benchmarks/references.json`).
 
 Run: python examples/readme_picture.py [--seeds 5] [--output docs/images/evidence.png]
 """

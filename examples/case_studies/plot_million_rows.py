@@ -53,9 +53,9 @@ def timed(call):
 # %%
 # Step 1: a Gaussian at the mode
 # ------------------------------
-# With a million rows the posterior should be close to Gaussian. Laplace's approximation climbs to the mode by a few
-# Newton steps. Then it checks itself at 256 points: ``converged`` is the verdict, and ``importance_efficiency`` is one
-# if the Gaussian is the posterior.
+# With a million rows the posterior should be close to Gaussian. ``fit_laplace`` finds the mode by a few Newton steps and
+# puts a Gaussian there. Then it checks this Gaussian at 256 points: ``converged`` is the verdict, and
+# ``importance_efficiency`` is one if the Gaussian is the posterior.
 
 laplace, seconds_of_laplace = timed(lambda: pb.fit_laplace(target, progressbar=False))
 print(f"{seconds_of_laplace:.1f} CPU seconds, converged: {laplace.converged}")
@@ -66,7 +66,7 @@ print(f"efficiency of the Gaussian as an importance proposal: {laplace.diagnosti
 # ------------------------------------------------
 # NUTS reads all rows for every gradient, dozens of times a draw. :class:`~ppl_backends.steps.ScalableMetropolis`
 # accepts or rejects by the Gaussian first, and then reads only the rows that could change this decision. The chain is
-# exact: its stationary distribution is the posterior. It shares nothing with the check of step 1.
+# exact: its stationary distribution is the posterior. So it is a check that does not depend on the check of step 1.
 
 step = pb.steps.ScalableMetropolis(approximation=laplace)
 chains, seconds_of_chains = timed(
@@ -80,7 +80,7 @@ summary[["ess_bulk", "r_hat"]]
 # %%
 # Do they agree?
 # --------------
-# Bars are 95 % intervals. Dotted lines are the coefficients that made the data.
+# Bars are 95 % intervals. Dotted lines are the true coefficients.
 
 draws = chains.posterior["theta"].to_numpy().reshape(-1, 5)
 fits = {
@@ -99,8 +99,8 @@ plt.show()
 # %%
 # Is the effect the same on phones?
 # ---------------------------------
-# Two models, with and without the interaction. The Gaussian is nearly exact here, so its evidence is too: the 256
-# points move the log evidence by ``evidence_shift``, which is far below the difference.
+# The evidences of two models answer this, with and without the interaction. The Gaussian is nearly exact here, and so is
+# its evidence: the 256 points change the log evidence by ``evidence_shift``, which is far below the difference.
 
 without = pb.fit_laplace(regression([0, 1, 2, 4]), progressbar=False)
 log_factor = laplace.log_evidence - without.log_evidence
@@ -124,6 +124,6 @@ plt.show()
 # %%
 # **The decision.** The new version raises the odds on computers by about a tenth, and the interval on both devices lies
 # above one, so the shop switches. The data do not need a separate effect for phones: the Bayes factor favours the
-# simpler model, although the data were made with a small interaction. A million visitors, of whom a few per cent buy,
-# are too few to see it. Laplace's approximation takes seconds, and both checks say that it is the posterior. So it runs
-# every hour, and the exact chain runs when ``converged`` is False.
+# simpler model, although the data were simulated with a small interaction. A million visitors, of whom a few per cent
+# buy, are too few to show it. Laplace's approximation takes seconds, and both checks say that it is the posterior. So it
+# runs every hour, and the exact chain runs if ``converged`` is False.

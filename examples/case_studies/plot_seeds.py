@@ -7,8 +7,9 @@ counted how many germinated. Two decisions depend on the answer. Does a root sui
 interaction)? Do plates differ by more than chance, so that the next experiment needs more plates rather than more
 seeds?
 
-In R one would fit each model with Stan and call ``bridgesampling::bridge_sampler``. Here the draws of NUTS go into
-:func:`ppl_backends.evidence`, and :func:`ppl_backends.sample_smc` computes the same number without NUTS as a check.
+In R one would fit each model with Stan and call ``bridgesampling::bridge_sampler``. Here :func:`ppl_backends.evidence`
+estimates the evidence from the draws of NUTS, and :func:`ppl_backends.sample_smc` computes the same number without NUTS
+as a check.
 """
 
 import matplotlib.pyplot as plt
@@ -23,9 +24,11 @@ species = np.repeat([0, 1], [11, 10])
 root = np.array([0] * 5 + [1] * 6 + [0] * 5 + [1] * 5)
 
 # %%
-# The models ---------- There are four logistic regressions: with and without an interaction, and with and without an
-# effect of each plate. The priors are part of the models. A coefficient of one is a large effect on the logit scale,
-# and the standard deviation of plates is below one.
+# The models
+# ----------
+# There are four logistic regressions: with and without an interaction, and with and without an effect of each plate. The
+# priors are part of the models. A coefficient of one is a large effect on the logit scale, and most of the prior mass of
+# the standard deviation of plates is below one.
 
 
 def germination(interaction, plates, scale=1.0):
@@ -49,9 +52,10 @@ MODELS = {
 }
 
 # %%
-# The evidences, from the draws of NUTS ------------------------------------- ``evidence`` bridges from the draws to a
-# proposal fitted to half of them. Its standard error includes the autocorrelation of the chains, and its verdict says
-# whether there are enough draws.
+# The evidences, from the draws of NUTS
+# -------------------------------------
+# ``evidence`` uses bridge sampling between the draws and a density that is fitted to half of them. Its standard error
+# includes the autocorrelation of the chains, and its verdict says whether there are enough draws.
 
 evidences = {}
 for name, model in MODELS.items():
@@ -81,8 +85,8 @@ pb.plot_evidence(table)
 plt.show()
 
 # %%
-# Does the answer hang on the prior?
-# ----------------------------------
+# Does the answer depend on the prior?
+# ------------------------------------
 # A Bayes factor for a variance component depends on the prior of its standard deviation. A wide prior puts mass on
 # plates that differ strongly, and the evidence falls. The curve shows the Bayes factor of "plates differ" for several
 # prior scales.
@@ -115,6 +119,6 @@ plt.show()
 # %%
 # **The decision.** Plates differ. The odds for it are 8 to 1 in the additive model and 2.6 to 1 in the model with an
 # interaction. Along the curve they are between 1.4 and 5 to 1, so no prior scale reverses the answer. The next
-# experiment gets more plates rather than more seeds on each plate. Whether a root suits one species better is still
-# open: if plates differ, the odds for an interaction are only 1.4 to 1. The decision about the roots waits for the next
+# experiment gets more plates rather than more seeds on each plate. The data do not say whether a root suits one species
+# better: if plates differ, the odds for an interaction are only 1.4 to 1. The decision about the roots waits for the next
 # experiment.

@@ -28,9 +28,9 @@ temperature = np.array([
 # %%
 # The program
 # -----------
-# A linear regression like posteriordb's ``kilpisjarvi``, with three differences. Time is in decades from the middle of
-# the record, so ``slope`` is in degrees a decade. ``sigma`` has a proper prior, without which there is no evidence.
-# ``prior_only`` lets the package tell prior and likelihood apart, and ``log_lik`` has the log likelihood of every year.
+# It is a linear regression like posteriordb's ``kilpisjarvi``, with three differences. Time is in decades from the middle
+# of the record, so ``slope`` is in degrees a decade. ``sigma`` has a proper prior, without which there is no evidence.
+# ``prior_only`` separates prior and likelihood for the package, and ``log_lik`` has the log likelihood of every year.
 # With ``trend`` 0 the program is the model without a trend.
 
 PROGRAM = """
@@ -76,7 +76,7 @@ def data(trend=1, slope_scale=1.0 / 3):
 # %%
 # The evidence
 # ------------
-# SMC from the prior fits both models. The program is compiled once, and the data are exchanged in place.
+# SMC from the prior fits both models. The program is compiled once, and used with both data sets.
 
 fits = {
     name: pb.sample_smc(PROGRAM, data=data(trend), random_seed=1, progressbar=False, log_likelihood=True)
@@ -130,8 +130,9 @@ pb.plot_sensitivity(sensitivity)
 plt.show()
 
 # %%
-# The *posterior* of the trend does not depend on its prior. The *Bayes factor* does: a wide prior promises trends of
-# several degrees a decade, which the data exclude, and the evidence falls. So the report should contain the curve.
+# The *posterior* of the trend does not depend on its prior, and the *Bayes factor* does. A wide prior has most of its
+# mass at trends of several degrees a decade, which the data exclude, so the evidence falls. The report should contain
+# the curve.
 
 scales = np.array([0.05, 0.1, 0.2, 1 / 3, 1.0, 3.0])
 without = fits["no trend"].posterior.attrs
@@ -153,6 +154,6 @@ plt.show()
 # %%
 # **The decision.** The trend is 0.2 °C a decade, and positive with a probability of 0.99. The evidence is five to one
 # for a trend under posteriordb's prior, and between six to one for and one and a half to one against it under the
-# priors of the curve. Leave-one-out prefers the trend too, by one standard error, which decides nothing: single summers
+# priors of the curve. Leave-one-out prefers the trend too, but only by one standard error, because single summers
 # scatter by a degree. The station does not pay for climate control in experiments of a few years, where the trend is
 # far below this scatter. It pays for it in experiments that will run for decades.

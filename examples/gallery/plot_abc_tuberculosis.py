@@ -83,8 +83,8 @@ idata = pb.sample_abc(
 idata.posterior.attrs["simulations"]
 
 # %%
-# The tolerance falls while the proposals concentrate on the rates. The last panel is the density of the observed
-# summaries, as every stage estimates it. It rises while ε is large compared with the spread of outbreaks, and is
+# As the tolerance falls, the proposals concentrate around the posterior. The last panel has the density of the observed
+# summaries, as every stage estimates it. It increases while ε is large compared with the spread of outbreaks, and is
 # constant for smaller ε.
 
 pb.plot_abc_run(idata)

@@ -2,7 +2,7 @@
 A Bambi model with its evidence
 ===============================
 
-Bambi writes regressions as formulas. Its models go into every call of this package, and the results have Bambi's names. Which
+Bambi writes regressions as formulas. Every call of this package takes its models, and the results have Bambi's names. Which
 of three formulas describes diabetes among the women of Pima best?
 """
 
@@ -37,8 +37,8 @@ table = pb.compare_evidence(fits)
 table
 
 # %%
-# The second formula has the highest evidence, and the interaction does not improve it. Results are InferenceData, so
-# the posterior of this model is read as usual.
+# The second formula has the highest evidence, and the interaction does not improve it. The result is InferenceData, so
+# its posterior is used as in Bambi.
 
 posterior = fits["glucose and mass"].posterior
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.5), layout="constrained")

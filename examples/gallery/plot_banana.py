@@ -1,9 +1,9 @@
 """
-What a Gaussian cannot see
-==========================
+A posterior that is not Gaussian
+================================
 
-This posterior is bent like a banana. Laplace's Gaussian lies at the mode. The efficiency factor of importance sampling
-shows that this Gaussian is poor. SMC from the prior follows the bend.
+This posterior is curved like a banana. Laplace's Gaussian is at the mode. The efficiency factor of importance sampling
+shows that this Gaussian is poor. The draws of SMC from the prior follow the curve.
 """
 
 import warnings

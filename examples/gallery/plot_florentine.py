@@ -23,8 +23,8 @@ simulators = {
 }
 
 # %%
-# Both runs look converged; no diagnostic of the chain sees that the second one draws its networks wrongly. The comparison of
-# simulations from opposite starts does.
+# Both runs look converged, and no diagnostic of the chain shows that the second run draws its networks wrongly. The
+# comparison of simulations from opposite starts shows it.
 
 draws, checks = {}, {}
 for label, graphs in simulators.items():
@@ -40,8 +40,8 @@ for label, graphs in simulators.items():
 # %%
 # On the left are the two posteriors, and the exact means and standard deviations (from the density of states). On the
 # right is the largest difference between networks simulated from the empty, the complete and the observed graph, in
-# standard deviations. It is about two while the starts matter, and at the level of noise when they do not. The dots are
-# the burn-ins in use.
+# standard deviations. It is about two if the networks depend on their starts, and at the level of noise if they do not.
+# The dots are the burn-ins in use.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
 for (label, x), check, colour in zip(draws.items(), checks.values(), ("C0", "C1"), strict=True):

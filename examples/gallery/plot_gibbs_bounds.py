@@ -1,10 +1,10 @@
 """
-Bounds on the risk, while they are minimised
-============================================
+Bounds on the risk along the iterations
+=======================================
 
 Variational inference for Gibbs posteriors minimises a PAC-Bayes bound, so every iteration has a valid certificate. The
-left panel ranks by the AUC, and every step uses only ``batch_size`` pairs of rows. The data on the right have the size
-of Adult, 32,561 rows and 1.9·10⁸ pairs of the two classes, and take seconds too.
+left panel is for the AUC loss on Pima, and every step uses only ``batch_size`` pairs of rows. The data on the right have
+the size of Adult, 32,561 rows and 1.9·10⁸ pairs of the two classes, and take seconds too.
 """
 
 import time

@@ -37,7 +37,7 @@ alike = pb.sample_smc(players(False), random_seed=1, progressbar=False)
 
 # %%
 # Do the players differ at all? The evidence of "all alike" is higher, because 45 attempts are too few to show a
-# difference. The hierarchical model does not have to decide, because its posterior of the spread reaches down to zero.
+# difference. The hierarchical model includes both cases, because its posterior of the spread includes values near zero.
 
 pb.compare_evidence({"players differ": varied, "all alike": alike})
 

@@ -18,8 +18,8 @@ every = pb.select_variables(**options)
 search = pb.select_variables(**options, method="smc", evidence="importance_laplace", points=1)
 
 # %%
-# The 95 % bars are the Monte Carlo error of the search. The enumeration has no such error. Two predictors are hardly
-# ever needed, and a third one is mostly not needed.
+# The 95 % bars are the Monte Carlo error of the search. The enumeration has no such error. Two predictors have low
+# inclusion probabilities, and that of a third is below one half.
 
 fig, both = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True, layout="constrained")
 for axes, idata, title in zip(both, (every, search), ("all models, EP", "SMC, one point a model"), strict=True):

@@ -1,6 +1,6 @@
 """
-Subsets that know the data: AR(2) and probit
-============================================
+Informed subsets of the data: AR(2) and probit
+==============================================
 
 A chain that uses a thousand of a hundred thousand observations has the wrong posterior if these are chosen at random.
 It has nearly the right posterior if their summary statistics are close to those of all observations (Maire, Friel &
@@ -77,8 +77,8 @@ report(probit_draws)
 
 # %%
 # Uniform subsets give posteriors that are several times too wide. Informed subsets make them wider by the few per cent
-# that the # spread of 0.3 implies. With the gradient correction they are right to about √(2/1000), four per cent, and
-# with the curvature # correction they are right up to Monte Carlo error.
+# that the spread of 0.3 implies. With the gradient correction they are right to about √(2/1000), four per cent, and with
+# the curvature correction they are right up to Monte Carlo error.
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.6))
 for axis, found, column, label in (

@@ -2,8 +2,8 @@
 Three answers to one logistic regression
 ========================================
 
-The Pima data (532 women, seven standardised predictors) with the weakly informative Cauchy prior: Laplace's Gaussian,
-importance sampling from it, and tempering SMC from the prior.
+This page compares three methods on the Pima data (532 women, seven standardised predictors) with the weakly informative
+Cauchy prior. They are Laplace's Gaussian, importance sampling from it, and tempering SMC from the prior.
 """
 
 import arviz as az

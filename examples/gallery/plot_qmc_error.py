@@ -1,6 +1,6 @@
 """
-What scrambled nets are worth
-=============================
+The error of scrambled nets and of random points
+================================================
 
 Importance sampling runs on the Pima data with independent points and with scrambled Sobol nets. The picture has the
 root mean squared error of the log evidence over forty repetitions, against the number of points.

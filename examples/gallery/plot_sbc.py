@@ -30,5 +30,5 @@ figure, axes = plt.subplots(2, 2, figsize=(7, 5.5), layout="constrained")
 for column, method in zip(axes.T, ("ep", narrow), strict=True):
     pb.plot_sbc(pb.sbc(model, method=method, **options), ["beta[1]"], axes=column)
 axes[0, 0].set_title("expectation propagation")
-axes[0, 1].set_title("a twin that is too narrow")
+axes[0, 1].set_title("a method that is too narrow")
 plt.show()

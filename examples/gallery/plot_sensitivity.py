@@ -2,8 +2,9 @@
 Is the conclusion the prior's or the data's?
 ============================================
 
-Five measurements lie around 5, and the prior of their mean is centred at 0. If the prior or the likelihood is raised to
-a power, the posterior moves, and the two move it in opposite directions. So prior and data disagree.
+Five measurements are near 5, and the prior of their mean is centred at 0. If the prior is raised to a power, the
+posterior moves in one direction. If the likelihood is raised to a power, it moves in the other. So prior and data
+disagree.
 """
 
 import matplotlib.pyplot as plt

@@ -2,7 +2,7 @@
 Filters that grow along a series
 ================================
 
-:func:`ppl_backends.sample_smc2` gives every parameter value a particle filter of its own. The estimate of the
+:func:`ppl_backends.sample_smc2` gives every parameter value its own particle filter. The estimate of the
 likelihood becomes noisier with every row. If the log of the estimate varies by more than 1.5 between filters, all
 filters get more particles. The acceptance rate of the moves shows little of this, because it depends on the proposals
 too.

@@ -2,8 +2,8 @@
 How a tempering run went
 ========================
 
-:func:`ppl_backends.plot_smc_run` draws what a run of :func:`ppl_backends.sample_smc` records at every temperature, and
-:func:`ppl_backends.plot_ladder` how the particles narrow on their way to the posterior. The model is the logistic
+:func:`ppl_backends.plot_smc_run` draws the figures that :func:`ppl_backends.sample_smc` records at every temperature.
+:func:`ppl_backends.plot_ladder` draws the distribution of the particles at every temperature. The model is the logistic
 regression of the Pima data.
 """
 
@@ -31,7 +31,7 @@ plt.show()
 
 # %%
 # This run cannot be trusted, because one random-walk move per temperature is not enough. The evidences of the chains miss the
-# reference (dashed) by more than their intervals allow. The title of the last panel gives the verdict of the run.
+# reference value (dashed) by more than their intervals. The title of the last panel gives the verdict of the run.
 
 import warnings  # noqa: E402
 
@@ -43,7 +43,7 @@ axes[5].axhline(idata.posterior.attrs["log_evidence"], color="C3", linestyle="--
 plt.show()
 
 # %%
-# The particles along the ladder, for the first three coefficients.
+# The picture has the particles along the ladder, for the first three coefficients.
 
 pb.plot_ladder(idata, ["beta[0]", "beta[1]", "beta[2]"])
 plt.show()

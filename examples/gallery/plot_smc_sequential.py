@@ -32,7 +32,7 @@ options = {"draws": 1000, "random_seed": 1, "progressbar": False}
 runs = {name: pb.sample_ibis(model(40, trend), **options) for name, trend in (("constant", False), ("trend", True))}
 
 # %%
-# Twenty more counts arrive. They are appended to the data of the model, and only their part is computed.
+# Twenty more counts arrive. ``update_smc`` appends them to the data of the model, and continues from the result.
 
 new = {"t": time[40:], "y": counts[40:]}
 runs = {

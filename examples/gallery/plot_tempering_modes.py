@@ -1,10 +1,11 @@
 """
-Two modes: SMC passes once, parallel tempering goes back and forth
-==================================================================
+Two modes by SMC and by parallel tempering
+==========================================
 
-The posterior in three dimensions has a wide mode with 30 % of the mass, and a narrow one with 70 %. Tempering SMC raises
-the likelihood to powers from 0 to 1 and passes each once. While the power is small, nearly all mass is in the wide mode.
-A run with few particles may lose the narrow one for good. The replicas of parallel tempering pass as often as they need to.
+The posterior in three dimensions has a wide mode with 30 % of the mass, and a narrow mode with 70 %. Tempering SMC raises
+the likelihood to powers from 0 to 1 and passes each power once. At small powers nearly all of the mass is in the wide mode.
+A run with few particles may lose the narrow mode and never find it again. The replicas of parallel tempering pass each power
+many times.
 """
 
 import warnings
@@ -50,8 +51,8 @@ def narrow(idata):
 
 # %%
 # There are eight independent runs of SMC with 40 particles each, each with its own ladder, and eight chains of parallel
-# tempering, which evaluate the density far more often. The small number of particles is for the picture. SMC flags the
-# result.
+# tempering, which evaluate the density far more often. The number of particles is small to show the problem. The result of
+# SMC is flagged.
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -67,7 +68,7 @@ print(f"log evidence: {attrs['log_evidence']:.3f} ± {attrs['log_evidence_se']:.
 # %%
 # The left panel has the share of the narrow mode by run, and the dashed line is exact. SMC loses the mode in some runs.
 # No chain of tempering loses it, but their shares differ, because each chain changes mode only some dozens of times.
-# The middle panel has one chain at β = 1; every change of mode goes through small β. The right panel has the local
+# The middle panel has one chain at β = 1. A replica changes mode only at small β. The right panel has the local
 # communication barrier, which is high where the distribution changes most.
 
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")

@@ -85,7 +85,7 @@ class Templates(pb.FunctionTarget):
 
 
 # %%
-# Nothing is fitted beforehand. Proposals have the shape of the prior, and the summary statistic of an image is its
+# No approximation is fitted beforehand. Proposals have the shape of the prior, and the summary statistic of an image is its
 # projection on the bumps, in the columns of its digit.
 
 target = Templates()

@@ -3,7 +3,7 @@ A Gaussian vector inside a rectangle
 ====================================
 
 This page draws from a correlated Gaussian, given that it lies in a rectangle far from its mean. Rejection sampling
-under a tilt gives exact, independent draws; plain rejection would need millions of proposals.
+under a tilt gives exact, independent draws. Rejection without a tilt would need millions of proposals.
 """
 
 import matplotlib.pyplot as plt
