@@ -83,4 +83,6 @@ def _spread(betas: Array) -> Array:
 
 def first_betas(smallest: float, intervals: int) -> Array:
     """Return initial temperatures: 0, and a geometric sequence from ``smallest`` to 1."""
-    return np.concatenate([[0.0], np.geomspace(min(smallest, 0.5), 1.0, intervals)])
+    betas = np.concatenate([[0.0], np.geomspace(min(smallest, 0.5), 1.0, intervals)])
+    betas[-1] = 1.0  # also of a single interval
+    return betas

@@ -203,6 +203,7 @@ def test_the_barrier_of_a_gaussian_and_its_equal_steps():
     height = barrier._interpolant(barrier._place(equal))
     np.testing.assert_allclose(np.diff(height), 0.2, atol=0.01)
     assert barrier.wanted_intervals() == 4
+    assert first_betas(0.01, 1).tolist() == [0.0, 1.0]
 
 
 def test_rounds_double_and_add_up():
