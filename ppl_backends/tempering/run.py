@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ppl_backends.importance.outside import OutsidePoints
+from ppl_backends.numerics.weights import effective_sample_size
+from ppl_backends.smc.core import Start
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.smc.schedule import next_beta
 from ppl_backends.smc.start import StartFigures, start_inside
@@ -23,6 +25,30 @@ _FIRST_ESS = 0.5  # relative ESS of the first step from the reference, which giv
 _CHECKED = 512  # states at the target that are moved once more to check the density
 
 
+class Support(NamedTuple):
+    """The share of the draws of the reference that are in the support, and the number of independent draws."""
+
+    share: float
+    draws: float
+
+    @classmethod
+    def of(cls, start: Start) -> Support:
+        """Return the share of the draws that a start needed."""
+        n, drawn = len(start.population.x), start.figures.n_draws
+        if drawn > n:  # only points inside are kept
+            return cls(float(np.exp(start.log_normalizer - start.figures.log_normalizer)), float(drawn))
+        assert start.lineage is not None
+        _, members = np.unique(start.lineage.ancestor, return_counts=True)
+        inside = float(np.mean(start.population.increment > -np.inf))
+        return cls(inside, effective_sample_size(np.log(members)))
+
+    def with_fresh(self, inside: Array, chains: int) -> Support:
+        """Return the share of these and of fresh draws, given the share of every scan; NaN where there are none."""
+        inside = inside[np.isfinite(inside)]
+        draws = self.draws + chains * len(inside)
+        return Support((self.draws * self.share + chains * float(inside.sum())) / draws, draws)
+
+
 class Run(NamedTuple):
     """Results of a run.
 
@@ -35,8 +61,8 @@ class Run(NamedTuple):
     rejection : ndarray (chains, draws, levels - 1)
     trips : ndarray (chains, draws)
         Round trips completed.
-    inside : ndarray (draws,)
-        Shares of fresh draws of the reference in the support.
+    support : Support
+        Of the reference.
     acceptance : ndarray (levels,)
     betas, scale : ndarray (levels,)
     visited : ndarray (m, dim)
@@ -55,7 +81,7 @@ class Run(NamedTuple):
     increment: Array
     rejection: Array
     trips: Array
-    inside: Array
+    support: Support
     acceptance: Array
     betas: Array
     scale: Array
@@ -91,7 +117,7 @@ def run_ensemble(
     report: Callable[[float, Ensemble, ScanFigures], None] | None = None,
 ) -> Run:
     """Run all chains; after Ctrl-C return the draws made so far, or raise KeyboardInterrupt if there are none."""
-    ensemble, start = begin(path, kernel, chains, plan, rng)
+    ensemble, start, support = begin(path, kernel, chains, plan, rng)
     kept, record, done = _Kept(), Record.of(ensemble, draws), 0
 
     def tell(now: Ensemble, figures: ScanFigures) -> None:
@@ -113,12 +139,12 @@ def run_ensemble(
     except KeyboardInterrupt:
         if len(kept.figures) < 2:
             raise
-    return _result(ensemble, kept, record, start, draws, rng)
+    return _result(ensemble, kept, record, (start, support), draws, rng)
 
 
 def begin(
     path: TemperingPath, kernel: str, chains: int, plan: Plan, rng: np.random.Generator
-) -> tuple[Ensemble, StartFigures]:
+) -> tuple[Ensemble, StartFigures, Support]:
     """Return chains whose replicas are all draws of the reference, restricted to the support."""
     intervals = plan.intervals or _FIRST_INTERVALS
     n = chains * (intervals + 1)
@@ -131,20 +157,25 @@ def begin(
     explorer = calibrated(path, kernels, [x] * (intervals + 1))
     explorer = replace(explorer, moves=plan.moves or 1)
     index = np.tile(np.arange(intervals + 1), (chains, 1))
-    return Ensemble(replicas, betas, explorer, index, np.zeros_like(index)), start.figures
+    return Ensemble(replicas, betas, explorer, index, np.zeros_like(index)), start.figures, Support.of(start)
 
 
 def _result(
-    ensemble: Ensemble, kept: _Kept, record: Record, start: StartFigures, draws: int, rng: np.random.Generator
+    ensemble: Ensemble,
+    kept: _Kept,
+    record: Record,
+    begun: tuple[StartFigures, Support],
+    draws: int,
+    rng: np.random.Generator,
 ) -> Run:
-    n, figures = len(kept.figures), kept.figures
+    n, figures, (start, support) = len(kept.figures), kept.figures, begun
     return Run(
         np.stack(kept.x[:n], axis=1),
         np.stack(kept.log_density[:n], axis=1),
         np.stack([one.increment for one in figures], axis=1),
         np.stack([one.rejection for one in figures], axis=1),
         np.stack([one.trips for one in figures], axis=1),
-        np.array([one.inside for one in figures]),
+        support.with_fresh(np.array([one.inside for one in figures]), ensemble.chains),
         np.mean([one.acceptance for one in figures], axis=0),
         ensemble.betas,
         ensemble.explorer.scale,

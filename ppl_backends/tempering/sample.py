@@ -221,18 +221,13 @@ def _run(make: Callable[..., Run], executor: Executor | None, progressbar: bool)
 
 def _evidence(path: TemperingPath, run: Run, stones: SteppingStones) -> EvidenceEstimate:
     """Return the evidence: stepping stones from the reference, plus the log of its own integral and share in the support."""
-    evidence, start = stones.combined, run.start
-    if path.draws_are_independent:
-        tries, share = run.inside.size * len(run.x), float(run.inside.mean())
-        base = start.log_normalizer
-    else:
-        tries, share = len(run.x), 1.0
-        base, error = start.log_normalizer, start.variance**0.5
-        evidence = _added(evidence, PriorIntegral(0.0, error, start.df))
+    evidence, start, (share, tries) = stones.combined, run.start, run.support
+    if not path.draws_are_independent:
+        evidence = _added(evidence, PriorIntegral(0.0, start.variance**0.5, start.df))
     if share < 1.0:
-        error = np.sqrt((1.0 - share) / (tries * max(share, 1e-300)))
-        evidence = _added(evidence, PriorIntegral(0.0, float(error), float(max(1, tries * share))))
-        base += float(np.log(share)) if share > 0 else -np.inf
+        error = float(np.sqrt((1.0 - share) / (tries * share)))
+        evidence = _added(evidence, PriorIntegral(0.0, error, max(1.0, tries * share)))
+    base = start.log_normalizer + float(np.log(share))
     return with_prior_error(evidence._replace(log_evidence=evidence.log_evidence + base), path)
 
 

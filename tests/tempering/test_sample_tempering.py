@@ -9,15 +9,18 @@ from scipy import stats
 
 from ppl_backends import FunctionTarget, sample_tempering
 from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.by_mode import ModeEvidences
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.path import PriorPath
+from ppl_backends.smc.sampler import SampledPriorPath
 from ppl_backends.tempering import scan as scans
 from ppl_backends.tempering.barrier import Barrier, first_betas
 from ppl_backends.tempering.evidence import stepping_stones
 from ppl_backends.tempering.replicas import at_points, calibrated, kernels_of
 from ppl_backends.tempering.run import Run, run_ensemble
+from ppl_backends.tempering.sample import _evidence
 from ppl_backends.tempering.scan import Ensemble, Plan, round_lengths, scan
 
 LOG_2PI = np.log(2 * np.pi)
@@ -250,6 +253,18 @@ def test_zero_density_on_a_part_of_the_prior_is_a_part_of_the_evidence():
     assert 0.005 < attrs["log_evidence_se"] < 0.1
     assert (group(idata, "posterior")["x"].values[..., 0] > 0).all()
     assert attrs["log_evidence_trusted"] == 1
+
+
+def test_zero_density_on_a_part_of_a_prior_that_a_run_samples_is_a_part_of_the_evidence():
+    def half(x):
+        return np.where(x[:, 0] > 0, 0.0, -np.inf), np.zeros_like(x)
+
+    prior = FunctionTarget(1, lambda x: normal(x, 0.0, 1.0))
+    path = SampledPriorPath(FunctionTarget(1, half, prior.log_density_and_gradient), prior, Hmc()).for_moves(True)
+    made = run_ensemble(path, "hmc", 2, 20, 20, Plan(4, 1), np.random.default_rng(1))
+    found = _evidence(path, made, stepping_stones(made.betas, made.increment))
+    assert abs(found.log_evidence - np.log(0.5)) < 4.5 * found.standard_error
+    assert found.standard_error < 0.2
 
 
 def test_a_density_that_is_not_a_number_near_the_posterior_is_named():
