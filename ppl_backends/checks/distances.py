@@ -71,9 +71,11 @@ def _moments(sample: Sample, counts: Array) -> tuple[Array, Array]:
 
 
 def _distance(base: Sample, other: Sample, column: int, counts: Array) -> tuple[float, float]:
-    """Return the distance of one quantity after subtraction of its bias, and its standard error."""
+    """Return the distance of one quantity after subtraction of its bias, and its standard error; NaN if it is not finite."""
     pooled = np.concatenate([base[0][:, column], other[0][:, column]])
-    if not np.isfinite(pooled).all() or np.ptp(pooled) == 0:
+    if not np.isfinite(pooled).all():
+        return np.nan, np.nan
+    if np.ptp(pooled) == 0:
         return 0.0, 0.0
     grid = np.unique(np.quantile(pooled, np.linspace(0, 1, min(len(pooled), _GRID)), method="inverted_cdf"))
     below = [_distribution(sample, column, grid, counts) for sample in (base, other)]

@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 from scipy.special import logsumexp
 
-from ppl_backends.checks.moving import Cloud, largest_k, move_draws
+from ppl_backends.checks.moving import MEMORY_LEFT, Cloud, largest_k, memory_of, move_draws
 from ppl_backends.checks.predictive import elpd_data
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
 from ppl_backends.numerics.weights import pareto_k
@@ -150,7 +150,7 @@ def lfo(
     Warns
     -----
     SamplerWarning
-        If Pareto k of a row that was not refitted is above its limit.
+        If Pareto k of a row that was not refitted is above its limit, or moved draws did not mix.
 
     References
     ----------
@@ -178,7 +178,7 @@ def lfo(
     run_rng, *refit_rngs = spawn_generators(random_seed, 1 + max_refits)
     sizes = {"draws": draws, "chains": chains}
     idata = _run_over_rows(target, sizes, executor, progressbar, run_rng)
-    scores = group(idata, "prequential")["log_score"].values  # (chain, observation)
+    scores = group(idata, "prequential")["log_score"].values.copy()  # (chain, observation); those of the run are kept
     k, source = _tails(idata, n), np.full(n, SEQUENTIAL, dtype=object)
     limit = largest_k(draws * chains)
     worst = [t for t in np.argsort(-k) if k[t] > limit and t >= first][:max_refits]
@@ -267,7 +267,12 @@ def _refit(
         return observations_of(target).log_likelihood(x, np.array([t]))[:, 0], None
 
     clouds = [Cloud(points, np.arange(len(points)), len(points)) for points in x]
-    return np.array([move_draws(rows, row, cloud, rng, rows.has_gradient).log_evidence for cloud in clouds])
+    runs = [move_draws(rows, row, cloud, rng, rows.has_gradient) for cloud in clouds]
+    left = max(memory_of(run) for run in runs)
+    if left > MEMORY_LEFT:
+        text = f"lfo: draws moved to a posterior with row {t} did not mix (autocorrelation {left:.2f}): increase draws"
+        warnings.warn(text, SamplerWarning, stacklevel=user_level())
+    return np.array([run.log_evidence for run in runs])
 
 
 def _sums(scores: Array, steps: int) -> Array:

@@ -48,6 +48,7 @@ PRIOR, LIKELIHOOD = "prior", "likelihood"
 CONFLICT = "potential prior-data conflict"
 STRONG = "potential strong prior or weak likelihood"
 FINE = "-"
+UNKNOWN = "unknown: not all draws are finite"
 LARGEST_K = 0.5
 """Pareto k above which draws are moved: the weights then have infinite variance, and sds from them are off by 15 %."""
 LEAST_EFFICIENCY = 0.5
@@ -144,12 +145,13 @@ class Sensitivity:
             known = ", ".join(f"({name!r}, {power:g})" for name, power in self.draws)
             raise ModelError(f"component={component!r}, power={power!r}: expected one of {known}")
         scaled, [rng] = self.draws[component, power], spawn_generators(random_seed, 1)
+        doubtful = _doubts({(component, power): scaled})
         chosen = rng.permutation(resample(scaled.weight, draws, rng))
         return build_inference_data(
             self.target,
             scaled.x[chosen][None],
             method="power scaling",
-            accuracy="exact",
+            accuracy="approximate" if doubtful else "exact",
             sampling_time=0.0,
             rng=rng,
             attrs={"component": component, "power": power, "pareto_k": scaled.pareto_k, "moved": int(scaled.moved)},
@@ -232,7 +234,7 @@ def sensitivity(
     Warns
     -----
     SamplerWarning
-        If the draws are not trustworthy, or moved draws did not mix.
+        If the draws are not trustworthy, Pareto k of ``method="weights"`` is above 0.7, or moved draws did not mix.
 
     References
     ----------
@@ -257,6 +259,8 @@ def sensitivity(
     found = read_draws(idata, target, model)
     components = _components(target, prior_variables)
     asked = [(name, power) for name in components for power in powers if power != 1]
+    if not asked:
+        raise ModelError(f"powers={tuple(powers)}: expected one that is not 1")
     *rngs, check_rng = spawn_generators(random_seed, len(asked) + 1)
     convergence, _, reasons = check_draws(found, target, check_rng)
     cloud = cloud_of(found, convergence.effective)
@@ -264,7 +268,7 @@ def sensitivity(
     log_terms = {name: component.values(cloud.x) for name, component in components.items()}
     for (name, power), rng in zip(asked, rngs, strict=True):
         scaled[name, power] = _scale(target, cloud, components[name], log_terms[name], power, method, draws, rng)
-    reasons += _not_mixed(scaled)
+    reasons += _doubts(scaled)
     for reason in reasons:
         warnings.warn(f"sensitivity: {reason}", SamplerWarning, stacklevel=user_level())
     whole = Scaled(cloud.x, np.full(len(cloud.x), 1 / len(cloud.x)), cloud.unit, -np.inf, float(len(cloud.x)), False)
@@ -353,14 +357,22 @@ def _scale(
     return Scaled(run.x, np.full(n, 1 / n), unit, k, float(n), True, len(run.stages), memory_of(run))
 
 
-def _not_mixed(scaled: dict[tuple[str, float], Scaled]) -> list[str]:
-    """Return reasons for distrust of moved draws that still correlate with their positions before the moves."""
-    return [
-        f"the draws moved to the power {power:g} of the {name} did not mix (autocorrelation {each.memory:.2f}): increase "
-        "draws, or fit that power itself"
-        for (name, power), each in scaled.items()
-        if each.memory > MEMORY_LEFT
-    ]
+def _doubts(scaled: dict[tuple[str, float], Scaled]) -> list[str]:
+    """Return reasons for distrust of weights with a heavy tail, and of moved draws that remember where they were."""
+    said = []
+    for (name, power), each in scaled.items():
+        limit = largest_k(len(each.weight))
+        if each.memory > MEMORY_LEFT:
+            said.append(
+                f"the draws moved to the power {power:g} of the {name} did not mix (autocorrelation {each.memory:.2f}): "
+                "increase draws, or fit that power itself"
+            )
+        elif not each.moved and each.pareto_k > limit:
+            said.append(
+                f"Pareto k of the weights of the power {power:g} of the {name} is {each.pareto_k:.2f}, above {limit:.2f}: "
+                "use method='moves'"
+            )
+    return said
 
 
 class _Quantities:
@@ -415,6 +427,7 @@ def _table(
     table = pd.DataFrame(columns, index=pd.Index(labels, name="quantity"))
     prior, likelihood = table[PRIOR] >= threshold, table[LIKELIHOOD] >= threshold
     diagnosis = np.where(prior & likelihood, CONFLICT, np.where(prior, STRONG, FINE))
+    diagnosis = np.where(table[[PRIOR, LIKELIHOOD]].isna().any(axis=1), UNKNOWN, diagnosis)
     table.insert(4, "diagnosis", diagnosis)
     return table
 

@@ -174,7 +174,10 @@ def _mismatch(stats: Any, log_density: Array) -> float:
 
 
 class Convergence(NamedTuple):
-    """The largest R̂ and the smallest ESS over the coordinates and the log density, with the names of their coordinates."""
+    """The largest R̂ and the smallest ESS over the coordinates and the log density, with the names of their coordinates.
+
+    R̂ of a single chain is NaN.
+    """
 
     rhat: float
     worst: str
@@ -193,8 +196,10 @@ def convergence_of(draws: Draws, names: tuple[str, ...]) -> Convergence:
     values = np.concatenate([draws.x[:, :, looked_at], draws.log_density[:, :, None]], axis=2)
     labels = [*(names[j] for j in looked_at), "the log density"]
     effective = effective_draws(values)
-    rhat = rank_rhat(values) if len(values) > 1 else np.ones(len(labels))
-    rhat = np.where(np.isnan(rhat), 1.0, rhat)
+    rhat = np.full(len(labels), np.nan)
+    if len(values) > 1:
+        rhat = rank_rhat(values)
+        rhat = np.where(np.isnan(rhat), 1.0, rhat)  # all draws are equal
     worst, fewest = int(np.argmax(rhat)), int(np.argmin(effective))
     return Convergence(float(rhat[worst]), labels[worst], float(effective[fewest]), labels[fewest])
 

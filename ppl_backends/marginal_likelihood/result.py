@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student_t
 
+from ppl_backends.options import checked, number
+
 
 @dataclass(frozen=True, repr=False)
 class Evidence:
@@ -39,11 +41,12 @@ class Evidence:
     note : str or None
         A remark about the integral, such as that a prior is improper and the evidence known only up to a constant.
     diagnostics : dict of str to float
-        ``rhat`` (the largest) and ``effective_draws`` (the fewest) over coordinates, ``n_divergent``, ``n_repaired``
-        (draws without a finite density), ``log_density_mismatch`` (if the sampler stored its log densities);
-        ``bridge`` and ``bridge_se``; ``pareto_k`` of the bridge's terms, ``blocks_apart`` (the largest distance of
-        bridges from reshuffled blocks from their mean, in standard errors), ``efficiency`` and ``weights_pareto_k`` of
-        importance weights at the proposal's points; ``large_energy_errors``, ``drift`` and ``neck_growth`` of moves.
+        ``rhat`` (the largest, if there are several chains) and ``effective_draws`` (the fewest) over coordinates,
+        ``n_divergent``, ``n_repaired`` (draws without a finite density), ``log_density_mismatch`` (if the sampler stored
+        its log densities); ``bridge`` and ``bridge_se``; ``pareto_k`` of the bridge's terms, ``blocks_apart`` (the
+        largest distance of bridges from reshuffled blocks from their mean, in standard errors), ``efficiency`` and
+        ``weights_pareto_k`` of importance weights at the proposal's points; ``large_energy_errors``, ``drift`` and
+        ``neck_growth`` of moves.
     observed_data : dict of str to array
         Observed data of the model by name; empty if the target does not know them.
 
@@ -76,6 +79,7 @@ class Evidence:
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     observed_data: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
+    @checked(probability=number(above=0, below=1))
     def interval(self, probability: float = 0.95) -> tuple[float, float]:
         """Return the interval that contains the log evidence with a given probability, by Student's t.
 

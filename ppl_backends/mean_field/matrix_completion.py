@@ -103,6 +103,7 @@ class MatrixFactors:
         variance += np.einsum("nkl,nkl->n", su, sv)
         return np.sqrt(variance + (self.noise_sd**2 if noise else 0.0))
 
+    @checked(probability=number(above=0, below=1))
     def interval(self, i: Any, j: Any, probability: float = 0.95, noise: bool = True) -> tuple[Array, Array]:
         """Return central intervals of ``probability`` for entries (``i``, ``j``), or without ``noise`` for u_iᵀ v_j."""
         half = ndtri(0.5 + 0.5 * probability) * self.predictive_sd(i, j, noise)

@@ -372,7 +372,7 @@ def fit_categorical_mixture(
     >>> fit_categorical_mixture(x, range(1, 4), random_seed=1, progressbar=False).k
     2
     """
-    x = np.asarray(x)
+    x = np.array(x)  # a copy: the caller may change his own, and ask for predictions at it
     if x.ndim != 2 or len(x) < 2 or x.dtype.kind not in "iu" or x.min() < 0:
         raise ModelError(
             f"x has shape {x.shape} and type {x.dtype}; expected levels 0, 1, … as integers (n, variables)"

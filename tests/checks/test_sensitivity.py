@@ -6,7 +6,8 @@ import pytest
 import ppl_backends as pb
 from ppl_backends.checks.distances import compare
 from ppl_backends.checks.moving import Cloud, move_draws, units_after
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.results.inference_data import group
 
 Y = np.array([1.0, 2.0, 4.0])
 
@@ -62,6 +63,19 @@ def test_uneven_weights_are_not_relied_on_for_a_small_pareto_k(seed):
         figures = result.moments.sel(component="prior", power=power).isel(quantity=0)
         assert abs(figures["mean"] - 20 / (1 + power)) < 4.5 * figures["mean_se"]
         assert abs(figures["sd"] - (1 + power) ** -0.5) < 4.5 * figures["sd_se"]
+
+
+def test_weights_with_a_heavy_tail_are_not_exact(target, draws):
+    few = {"x": draws["x"][:, :100]}
+    with pytest.warns(SamplerWarning, match="Pareto k of the weights of the power 0.05 of the likelihood is"):
+        result = pb.sensitivity(few, target, powers=(0.05,), method="weights", random_seed=1)
+    accuracy = {
+        name: group(result.posterior(name, 0.05, random_seed=1), "posterior").attrs["accuracy"]
+        for name in ("prior", "likelihood")
+    }
+    assert accuracy == {"prior": "exact", "likelihood": "approximate"}
+    with pytest.raises(ModelError, match="expected one that is not 1"):
+        pb.sensitivity(draws, target, powers=(1.0,))
 
 
 def ratio_of_error_to_its_bar(replicates=12, dim=40, ancestors=False):
@@ -120,7 +134,10 @@ def test_a_distance_of_samples_of_one_distribution_is_noise():
         (rng.standard_normal((2000, 1)), np.full(2000, 1 / 2000), unit),
     )
     shifted = (other[0] + 0.5, *other[1:])
-    found = compare(one, {"same": other, "shifted": shifted}, 200, 100, rng)
+    overflown = (np.where(unit[:, None] == 3, np.inf, other[0]), *other[1:])
+    with np.errstate(invalid="ignore"):
+        found = compare(one, {"same": other, "shifted": shifted, "overflown": overflown}, 200, 100, rng)
+    assert np.isnan(found.distance["overflown"][0])
     assert found.distance["same"][0] < 4 * found.distance_se["same"][0]
     assert found.distance["shifted"][0] > 5 * found.distance_se["shifted"][0]
 

@@ -77,6 +77,14 @@ def test_the_bound_is_below_the_evidence_summed_over_all_labels():
     assert exact - 4 < fit.elbo < exact
 
 
+def test_predictions_are_at_the_array_given_and_not_at_the_data_of_the_fit():
+    x = np.repeat([[0, 1, 1], [1, 0, 0]], 20, axis=0)
+    fit = fit_categorical_mixture(x, [2], **OPTIONS)
+    before = fit.predict(x.copy())
+    x[:] = 1 - x
+    np.testing.assert_array_equal(fit.predict(x), 1 - before)
+
+
 def test_refusals_and_warnings():
     x = np.random.default_rng(0).normal(size=(20, 2))
     with pytest.raises(ModelError, match="components="):
