@@ -330,9 +330,10 @@ class _Call(NamedTuple):
         figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
         samples, shares = last_particles(path, figures.runs), None
         batches = affordable_batches(self._evaluations(figures) / len(figures.runs))
-        bridge = bridge_evidence(samples, path.log_density, bridge_rng, batches) if samples else None
         found = None if settings.unbiased else _by_mode(path, samples, figures, bridge_rng, batches)
-        if found is not None:
+        if found is None:
+            bridge = bridge_evidence(samples, path.log_density, bridge_rng, batches) if samples else None
+        else:
             resampled = [_resampled(run, found.resampled(k, bridge_rng)) for k, run in enumerate(figures.runs)]
             figures, bridge, shares = figures_of(resampled, figures.evidence), found.evidence, found.shares
         runs = figures.runs
