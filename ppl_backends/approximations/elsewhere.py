@@ -7,6 +7,8 @@ their masses, say whether the Gaussian can still be used.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.linalg import LinAlgError
 from scipy.special import expit
@@ -32,11 +34,15 @@ def is_log_concave(target: BaseTarget) -> bool:
     if target.log_concave:
         return True
     try:
-        if target.observations is None or target.observations.n < _MANY_ROWS or target.factors is None:
-            return False
-        return not len(target.factors.hyper_names) and bool(target.factors.at().log_concave)
+        many = target.observations is not None and target.observations.n >= _MANY_ROWS
+        return many and log_concave_factors(target.factors)
     except (ModelError, LinAlgError):
         return False
+
+
+def log_concave_factors(factors: Any) -> bool:
+    """Return whether factors, or None, are a Gaussian prior and log-concave sites without hyper-parameters."""
+    return factors is not None and not len(factors.hyper_names) and bool(factors.at().log_concave)
 
 
 def judge_elsewhere(target: BaseTarget, q: GaussianApproximation) -> Verdict:
@@ -53,15 +59,17 @@ def judge_elsewhere(target: BaseTarget, q: GaussianApproximation) -> Verdict:
 
 
 def share_of_another_mode(target: BaseTarget, q: GaussianApproximation) -> float:
-    """Return the share of another mode, found by climbs, in the mass of both; 0 if there is none."""
+    """Return the share of another mode, found by climbs, in the mass of both; 0 if there is none, NaN without a search."""
+    if target.dim > LARGEST_NEWTON_DIM:
+        return float("nan")
     other = find_other_mode(target, q)
     return 0.0 if other is None else float(expit(other.log_evidence - q.log_evidence))
 
 
 def _region_around(target: BaseTarget, q: GaussianApproximation) -> tuple[str, float]:
-    """Return what a wide region around a Gaussian changes, empty if little, and its share of the mass."""
+    """Return what a wide region around a Gaussian changes, empty if little, and its share of the mass, NaN if not known."""
     if q.dim > LARGEST_NEWTON_DIM:
-        return "", 0.0
+        return "", float("nan")
     with np.errstate(all="ignore"):
         found = draws_outside(target.log_density, q, POINTS, np.random.default_rng(0))
     if found is None:

@@ -24,10 +24,11 @@ from ppl_backends.options import array, checked, choice, instance, integer, none
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.power import with_power
-from ppl_backends.targets.propriety import endless_direction, improper_coordinate
+from ppl_backends.targets.propriety import endless_direction, has_proper_prior, improper_coordinate
 from ppl_backends.targets.protocol import BaseTarget, as_points, named_point
 
 FALLBACK_STARTS = 8
+MAX_ITERATIONS = 100
 FLATTEST, RAYS = 10, 8  # directions of least curvature, and points, from which rays are followed
 
 
@@ -42,7 +43,7 @@ def fit_laplace(
     data: Any = None,
     initvals: Any = None,
     representation: str = "auto",
-    max_iterations: int = 100,
+    max_iterations: int = MAX_ITERATIONS,
     power: float = 1.0,
     power_potentials: bool = False,
     random_seed: SeedLike = None,
@@ -79,11 +80,11 @@ def fit_laplace(
         ``converged`` is True if the Gaussian can be used in place of the posterior. Then there is a mode. 256 points show
         no posterior mean that is off by more than a fifth of a standard deviation, and no standard deviation that is off
         by more than a fifth. A search from draws of the prior finds no other mode with more than 1 % of the mass, and no
-        wider region around the Gaussian changes a moment by a fifth. (A diagonal Gaussian is not compared, and a
-        log-concave density has one mode.) Otherwise ``trouble`` has the reason. ``log_evidence``
-        is NaN if there is no mode. ``diagnostics`` has ``newton_decrement``, ``smallest_curvature`` (eigenvalue of −∇²
-        log p scaled to a unit diagonal), ``smallest_drop``, ``largest_drop``, ``iterations`` and, from the points,
-        ``mean_shift``, ``sd_ratio``, ``evidence_shift``, ``distance``, ``pareto_k``, ``tail_share``,
+        wider region around the Gaussian changes a moment by a fifth. (A diagonal Gaussian is not compared, a log-concave
+        density has one mode, and above 300 coordinates there is no search.) Otherwise ``trouble`` has the reason.
+        ``log_evidence`` is NaN if there is no mode. ``diagnostics`` has ``newton_decrement``, ``smallest_curvature``
+        (eigenvalue of −∇² log p scaled to a unit diagonal), ``smallest_drop``, ``largest_drop``, ``iterations`` and, from
+        the points, ``mean_shift``, ``sd_ratio``, ``evidence_shift``, ``distance``, ``pareto_k``, ``tail_share``,
         ``importance_efficiency``, ``other_mode_share`` and ``around_share``.
 
     Raises
@@ -144,7 +145,7 @@ def gaussian_at_mode(
     target: BaseTarget,
     start: Any = None,
     dense: bool = True,
-    max_iterations: int = 100,
+    max_iterations: int = MAX_ITERATIONS,
     random_seed: SeedLike = None,
     progressbar: bool = False,
 ) -> GaussianApproximation:
@@ -157,12 +158,20 @@ def find_mode(
     target: BaseTarget,
     start: Any = None,
     dense: bool = True,
-    max_iterations: int = 100,
+    max_iterations: int = MAX_ITERATIONS,
     random_seed: SeedLike = None,
     progressbar: bool = False,
 ) -> ModeCheck:
     """Return the best end point of the climbs, with the Gaussian there and its faults."""
     (rng,) = spawn_generators(random_seed, 1)
+    best = _end_of_climbs(target, start, dense, max_iterations, rng, progressbar)
+    return _judged_as_proper(target, best, rng) if best.trouble and dense and not has_proper_prior(target) else best
+
+
+def _end_of_climbs(
+    target: BaseTarget, start: Any, dense: bool, max_iterations: int, rng: np.random.Generator, progressbar: bool
+) -> ModeCheck:
+    """Return the highest mode, or the best end point if there is none."""
     best: ModeCheck | None = None
     progress = ChainProgress("Laplace", 1, ("log density", "decrement"), enabled=progressbar)
     with progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # long steps leave the support
@@ -173,13 +182,12 @@ def find_mode(
             if best.trouble == "":
                 break
         progress.update(0, 1.0)
-        if best is not None and best.trouble and dense:
-            best = _judged_as_proper(target, best, rng)
     if best is None:
         raise ModelError(_nowhere_finite(target, start))
     return best
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def _judged_as_proper(target: BaseTarget, end: ModeCheck, rng: np.random.Generator) -> ModeCheck:
     """Return the end point of a climb without a mode; its fault is the improper posterior if the climb has no end."""
     q = end.gaussian
@@ -212,15 +220,17 @@ def proper(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximatio
     return q
 
 
-def improper_trouble(target: BaseTarget) -> str:
-    """Return why the posterior is improper, found by a climb if the prior is known to be improper; else ""."""
+def endless_climb(target: BaseTarget) -> GaussianApproximation | None:
+    """Return the end of a climb that shows that the posterior is improper, looked for if the prior is; else None."""
     if not target.has_gradient or improper_coordinate(target) is None:
-        return ""
+        return None
+    rng = np.random.default_rng(0)  # the same in every call
     try:
-        q = find_mode(target).gaussian
+        best = _end_of_climbs(target, None, True, MAX_ITERATIONS, rng, False)
     except ModelError:  # no start has a finite density
-        return ""
-    return q.trouble if is_improper(q) else ""
+        return None
+    q = _judged_as_proper(target, best, rng).gaussian if best.trouble else best.gaussian
+    return q if is_improper(q) else None
 
 
 def _compared(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation:

@@ -1,4 +1,4 @@
-r"""_Modes to a mode of a density, and the Gaussian there.
+r"""Climbs to a mode of a density, and the Gaussian there.
 
 Newton's method uses exact gradients and Hessians. Each iteration solves in the eigenbasis of the Hessian with the
 absolute values of its eigenvalues, which ascends from any point, and evaluates a geometric ladder of step lengths in

@@ -12,7 +12,7 @@ from ppl_backends.approximations.ep import EPApproximation, EPMixture, fit_ep
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.given import as_approximation, is_poor_start
 from ppl_backends.approximations.hyper import GRID_DIM
-from ppl_backends.approximations.laplace import gaussian_at_mode, improper_trouble, proper
+from ppl_backends.approximations.laplace import endless_climb, gaussian_at_mode, proper
 from ppl_backends.approximations.modes import find_other_mode, with_other_modes
 from ppl_backends.approximations.variational import fit_vi
 from ppl_backends.errors import ApproximationWarning, FactorSearchError, ModelError, user_level
@@ -37,9 +37,9 @@ def resolve_approximation(
             f"{argument}={approximation!r}: expected 'auto', 'laplace', 'ep', 'vi' or an object with mean and cov"
         )
     found = as_approximation(approximation, target)
-    improper = improper_trouble(target)
-    if improper:  # samplers would not end
-        raise ModelError(f"{target.label}: {improper}")
+    endless = endless_climb(target)
+    if endless is not None:
+        proper(target, endless)
     return found
 
 

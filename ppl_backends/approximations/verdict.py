@@ -128,7 +128,7 @@ class _Moments(NamedTuple):
 def _first_order(q: Any, z: Array, gradient: Array) -> _Moments:
     """Estimate by Stein's identity, to first order in the log weights."""
     factor, sd = q.cholesky, q.sd
-    slope = (gradient @ factor + z) if factor.ndim == 2 else gradient * factor + z
+    slope = gradient @ factor + z
     shift = factor @ slope.mean(axis=0) / sd
     # diag(L E[z r'] L') / sd^2 is the decrease of the precision along each coordinate
     looser = np.einsum("nd,nd->d", z @ factor.T, slope @ factor.T) / len(z) / sd**2

@@ -68,12 +68,17 @@ def _far_slope(target: BaseTarget, centre: Array, directions: Array) -> Array:
     return np.maximum(*np.split(far, 2))
 
 
+def has_proper_prior(target: BaseTarget) -> bool:
+    """Return whether the prior is known to be proper; it then rules out an improper posterior, however wide it is."""
+    return (target.stated_propriety is not None or target.has_split) and improper_coordinate(target) is None
+
+
 def endless_direction(target: BaseTarget, points: Array, directions: Array) -> Array | None:
     """Return the first direction ``(dim,)`` along which the log density does not fall from any of the points, else None.
 
-    The posterior is then improper: all rays from the points in this direction have a mass without bound. A neck of a
-    funnel, which has a finite mass, becomes too narrow for rays from points beside each other. A proper prior, however
-    wide, rules it out.
+    If the prior is not proper (:func:`has_proper_prior`), the posterior is then improper: all rays from the points in
+    this direction have a mass without bound. A neck of a funnel, which has a finite mass, becomes too narrow for rays
+    from points beside each other.
 
     Parameters
     ----------
@@ -82,9 +87,6 @@ def endless_direction(target: BaseTarget, points: Array, directions: Array) -> A
     directions : ndarray (k, dim)
         Unit vectors; both signs are tried.
     """
-    known = target.stated_propriety is not None or target.has_split
-    if known and improper_coordinate(target) is None:
-        return None
     target = target.with_fixed_batch_size()
     radii = np.where(_RADII < _FAR, _RADII, _RADII * max(1.0, float(np.abs(points[0]).max())))
     rays = np.concatenate([directions, -directions])

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from ppl_backends.targets import FunctionTarget, as_target
-from ppl_backends.targets.propriety import endless_direction, improper_coordinate, improper_note
+from ppl_backends.targets.propriety import endless_direction, has_proper_prior, improper_coordinate, improper_note
 
 
 def prior(dim, log_density, names=None):
@@ -104,4 +104,5 @@ def test_rays_that_do_not_fall_from_any_point_are_endless():
     assert endless_direction(funnel, points[:1], -np.eye(3)[:1]) is not None
     assert endless_direction(funnel, points, -np.eye(3)[:1]) is None
     wide = prior(3, lambda x: normal(x, 1e5).sum(axis=-1))
-    assert endless_direction(wide, points, np.eye(3)) is None
+    assert has_proper_prior(wide)
+    assert not has_proper_prior(walk)

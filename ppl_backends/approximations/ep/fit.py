@@ -16,7 +16,7 @@ from ppl_backends.approximations.ep.parallel import EPRun, Options, Sites, run_p
 from ppl_backends.approximations.ep.reduction import Reduction
 from ppl_backends.approximations.ep.result import EPApproximation, leave_one_out, leave_out_normal
 from ppl_backends.approximations.ep.shards import EPSites, SiteState
-from ppl_backends.approximations.laplace import improper_trouble
+from ppl_backends.approximations.laplace import endless_climb
 from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM, Gaussian
 from ppl_backends.options import checked, choice, instance, integer, none, number
@@ -86,7 +86,8 @@ def fit_ep(
         Relative change of the site parameters at which to stop.
     max_sweeps : int
     initial : EPApproximation, optional
-        A fit of the same sites, e.g. at neighbouring hyper-parameters. Default: the curvature near the mode.
+        A fit of the same sites, e.g. at neighbouring hyper-parameters, for a model without any that are integrated over.
+        Default: the curvature near the mode.
     executor : concurrent.futures.Executor, optional
         Runs the shards of a sweep; this process by default.
     n_shards : int
@@ -144,11 +145,13 @@ def fit_ep(
         given = fit(factors, initial, target)
         if given.diagnostics["failed_sites"]:
             _check_possible(target)
-        improper = "" if factors.prior.proper else improper_trouble(target)
-        if improper:  # sites may settle all the same
-            given = given.replaced(converged=False, trouble=improper)
+        endless = None if factors.prior.proper else endless_climb(target)
+        if endless is not None:  # sites may settle all the same
+            given = given.replaced(converged=False, trouble=endless.trouble)
         _warn(given)
         return _checked_by_itself(given, given)
+    if initial is not None:
+        raise ModelError(f"{target.label}: initial= is for models without hyper-parameters, which are integrated over")
     mixture = integrate(factors, target, fit)
     _warn_mixture(mixture)
     return _checked_by_itself(mixture, mixture.at_mode)

@@ -11,7 +11,7 @@ from numpy.linalg import LinAlgError
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE, share_of_another_mode
+from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE, log_concave_factors, share_of_another_mode
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.inla.conditional import FINE, improved_marginals
 from ppl_backends.approximations.inla.integrated import IntegratedLaplace, SparseLatent, integrate
@@ -138,7 +138,7 @@ def fit_inla(
         else:
             q = find_mode(target, initvals, random_seed=random_seed).gaussian
             progress.update(0, 0.3)
-            one_mode = factors is not None and factors.at().log_concave
+            one_mode = target.log_concave or log_concave_factors(factors)
             if np.isnan(q.log_evidence):
                 result = _without_improvement(target, q)
             else:
@@ -193,7 +193,7 @@ def improve(
     return result.replaced(
         diagnostics=figures,
         log_evidence=log_evidence,
-        log_evidence_se=float(np.sqrt(max(0.0, 1 / figures.get("importance_efficiency", np.nan) - 1) / POINTS)),
+        log_evidence_se=float(np.sqrt(np.maximum(0.0, 1 / figures.get("importance_efficiency", np.nan) - 1) / POINTS)),
         **_verdict(figures, verdict.trouble),
     )
 
