@@ -1,10 +1,10 @@
-"""Funnels, a centred hierarchy and a horseshoe by `sample_smc` with its defaults: errors, coverage, and who is trusted.
+"""Funnels, a centred hierarchy and a horseshoe by `sample_smc` with its defaults: errors, coverage, and verdicts.
 
     python funnels.py --repeats 10 --file rows.jsonl
     python funnels.py --file rows.jsonl --print
 
 ``funnel d``      Neal's funnel, a normalised density of d coordinates: v ~ N(0, 3²), x_i ~ N(0, exp(v)). It has no
-                  prior to start from, so the run starts at its mode.
+                  prior to start from.
 ``eight schools`` the centred model of Rubin (1981) in PyMC; the effects and the mean integrate out, and quadrature over
                   the scale gives the evidence.
 ``horseshoe``     a regression on twelve orthogonal columns with a horseshoe prior and an unknown error scale, centred, in

@@ -1,4 +1,4 @@
-"""The kl-inverse certificate beside the linear one: an example, coverage, and the data sets of Alquier et al. (2016).
+"""The kl-inverse certificate compared with the linear one: an example, coverage, and the data sets of Alquier et al. (2016).
 
     python examples/benchmarks/gibbs_certificates.py example | coverage | sets [--runs 500] [--names pima dna] [--out FILE]
 

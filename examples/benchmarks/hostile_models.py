@@ -1,9 +1,9 @@
-"""PyMC models with wrong verdicts in the past: curved posteriors that were trusted, and right answers that were flagged.
+"""PyMC models for ``hostile_cases.py`` whose verdicts are easily wrong: curved posteriors, and mixtures.
 
 Their posteriors have no closed form. Means and standard deviations come from 4 chains of 10,000 draws of nutpie, log
-evidences from 8 runs of 8,000 particles from the prior. Both are kept in ``hostile_models.json``.
+evidences from 8 runs of 8,000 particles from the prior. Both are stored in ``hostile_models.json``.
 
-Run: python examples/benchmarks/hostile_models.py [NAME ...]      (makes the references again)
+Run: python examples/benchmarks/hostile_models.py [NAME ...]      (computes the references again)
 """
 
 import json

@@ -1,13 +1,13 @@
-"""Importance sampling from the Gaussian of EP, and what scrambled Sobol points gain (Chopin & Ridgway 2017, Table 2).
+"""Importance sampling from the Gaussian of EP, and the gain of scrambled Sobol points (Chopin & Ridgway 2017, Table 2).
 
 Probit regressions with the prior N(0, 20²) on the intercept and N(0, 5²) on the other coefficients, predictors scaled
 as in the paper.
 
-``efficiency``  Efficiency factor ESS/N of 5·10⁵ independent draws from EP's Gaussian, over seeds. ``gains``       Mean
-squared error of independent draws over that of the same number of scrambled Sobol points. The error of the points
-                is their spread over replicates, that of independent draws comes from the weights of all replicates. One
-                gain is of the evidence; of those of the posterior means the table has the median over coefficients, as
-                the paper does, and the smallest.
+``efficiency``  Efficiency factor ESS/N of 5·10⁵ independent draws from EP's Gaussian, over seeds.
+``gains``       Mean squared error of independent draws divided by that of the same number of scrambled Sobol points.
+                The error of the Sobol points is their spread over replicates. That of independent draws comes from the
+                weights of all replicates. The table has the gain of the evidence, and of the gains of the posterior
+                means the median over coefficients, as the paper does, and the smallest.
 
 Run: python examples/benchmarks/importance_rqmc.py efficiency [--points 500000] [--replicates 5]
      python examples/benchmarks/importance_rqmc.py gains [--points 16384] [--replicates 64]

@@ -1,4 +1,4 @@
-"""Mixtures far apart and spikes by the samplers of this package: shares, evidences, and who is trusted.
+"""Mixtures far apart and spikes by the samplers of this package: shares, evidences, and verdicts.
 
     python many_modes.py mixtures --repeats 20
     python many_modes.py spikes --repeats 20

@@ -3,10 +3,9 @@
     python examples/benchmarks/orthant_nuts.py sbc [--runs 200] [--persons 20] [--broken]
     python examples/benchmarks/orthant_nuts.py ess [--runs 5] [--persons 50]
 
-``sbc`` is simulation-based calibration (Talts et al. 2018): parameters from the prior, data from the model, the rank of the
-parameter among draws of NUTS; ranks are uniform where the posterior is right; ``--broken`` has residuals 1.5 times as large.
-``ess`` gives the smallest effective sample
-size a CPU second, tuning included and compilation not, of
+``sbc`` is simulation-based calibration (Talts et al. 2018): it draws parameters from the prior and data from the model, and
+ranks the parameters among draws of NUTS. Ranks are uniform if the posterior is right. ``--broken`` has residuals 1.5 times
+as large. ``ess`` gives the smallest effective sample size per CPU second, with tuning and without compilation, of
 
 * ``rectangles``: `MultivariateProbit`, no latent variables;
 * ``GHK``: one uniform for each answer but the last, and the bounds of GHK (Goodrich 2017): utilities not centred;

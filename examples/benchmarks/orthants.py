@@ -9,12 +9,11 @@ one line an instance and method, over runs with different seeds. ``scipy`` adds 
 OpenTURNS' where it is installed. ``ridgway`` compares SMC with and without a tilt, and GHK, at Ridgway's instances.
 ``draws`` gives the acceptance and time of exact draws, and the effective sample size of particles. ``margins``
 compares draws with margins by quadrature: p-values of Kolmogorov and Smirnov's test. ``student`` has t₃ vectors whose
-probability is known. ``coverage`` counts the
-95 % intervals that contain the truth, where tilting alone is too sure of itself and on the Pima probit as an orthant of 532
-variables. ``thesis`` has the comparisons of Ridgway (2015, chapter 3): his SMC against GHK given the same time, on Cauchy
-covariances and on panel probits; and truncated Student draws against Gibbs sampling given 100 times the
-time. ``student_ghk`` has his SMC against GHK for Student vectors, and ``order`` GHK with the variables in Gibson's order and
-as they come.
+probability is known. ``coverage`` counts the 95 % intervals that contain the truth, where the errors of tilting alone
+are too small and on the Pima probit as an orthant of 532 variables. ``thesis`` has the comparisons of Ridgway (2015,
+chapter 3): Ridgway's SMC and GHK in the same time, on Cauchy covariances and on panel probits; and truncated Student
+draws against Gibbs sampling given 100 times the time. ``student_ghk`` has Ridgway's SMC and GHK for Student vectors,
+and ``order`` has GHK with and without Gibson's order of the variables.
 
 Instances: exchangeable orthants (log P = −log(d + 1)); autoregressions in a box [0, 15]^T, ρ = 0.7; two factors; rankings of
 equal items (−log p!); X'X with X_ij ~ Cauchy(0, 0.01) and lower bounds of the same distribution (Ridgway 2015, section 3.6).

@@ -1,4 +1,4 @@
-"""Reference evidences: each by two methods of this package and one of somebody else's.
+"""Reference evidences: each by two methods of this package and one of other software.
 
 Every row is one method on one posterior, with seed, version, CPU seconds and the command that makes it. Rows are appended to
 ``--file`` as lines of JSON, and what is there is not run again. Ours are importance sampling by nets of points

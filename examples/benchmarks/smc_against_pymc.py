@@ -1,4 +1,4 @@
-"""``sample_smc`` beside ``pymc.sample_smc``: squared error × time on the same models, in one process on one core.
+"""``sample_smc`` compared with ``pymc.sample_smc``: squared error × time on the same models, in one process on one core.
 
 Every seed runs all methods in turn with their default settings (PyMC: 2,000 draws, 2 chains, independent Metropolis–
 Hastings; here: 2,000 draws, 4 chains), so that other work on the machine affects all of them equally. Times do not
