@@ -144,7 +144,8 @@ class Approximation:
         Returns
         -------
         arviz.InferenceData or xarray.DataTree
-            ``posterior`` has the attributes ``method``, ``accuracy``, ``converged`` and, if known, ``log_evidence``.
+            ``posterior`` has the attributes ``method``, ``accuracy``, ``converged`` and, if known, ``log_evidence``
+            and ``log_evidence_se``.
         """
         check_memory(draws, chains, self.dim)
         started = time.perf_counter()
@@ -161,6 +162,7 @@ class Approximation:
             attrs={
                 "converged": int(self.converged),
                 "log_evidence": self.log_evidence if np.isfinite(self.log_evidence) else None,
+                "log_evidence_se": self.log_evidence_se if np.isfinite(self.log_evidence_se) else None,
                 **({} if integral is None else integral.attrs(self.log_evidence)),
                 **self._attributes(),
             },

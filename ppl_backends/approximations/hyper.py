@@ -7,7 +7,7 @@ and ``gradient(node)``. This is the scheme of Rue, Martino & Chopin (2009), sect
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import product
 from typing import Any, NamedTuple
@@ -61,6 +61,12 @@ class HyperParameters(NamedTuple):
     weights: Array
     log_posterior: Array
     summary: str
+
+
+def check_number(label: str, names: Sequence[str]) -> None:
+    """Refuse more hyper-parameters than can be integrated over."""
+    if len(names) > max(NET_POINTS):
+        raise ModelError(f"{label}: {len(names)} hyper-parameters; at most {max(NET_POINTS)} can be integrated over")
 
 
 def climb(posterior: Any, start: Array) -> Any:

@@ -14,13 +14,14 @@ relabellings are not counted.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import numpy as np
 from scipy.special import digamma, logsumexp, multigammaln, xlogy
 
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.mean_field.ascent import Ascent, best_of, log_beta, warn_unconverged
 from ppl_backends.numerics.arrays import as_floats
 from ppl_backends.numerics.gaussian import LOG_2PI
@@ -309,7 +310,7 @@ def fit_gaussian_mixture(
     Warns
     -----
     ApproximationWarning
-        If the best bound still increased in the last sweep.
+        If the bound of a number of components still increased in the last sweep.
 
     Examples
     --------
@@ -417,6 +418,14 @@ def _select(
     selection = {int(k): float(run.trace[-1]) for k, (run, _) in found.items()}
     run, bounds = found[max(selection, key=lambda k: selection[k])]
     warn_unconverged(description.lower(), run)
+    stopped = [str(k) for k, (other, _) in found.items() if not other.converged]
+    if stopped and run.converged:
+        warnings.warn(
+            f"{description.lower()}: not converged in {max_sweeps} sweeps with {' and '.join(stopped)} components, of which "
+            "one may have the highest bound: increase max_sweeps",
+            ApproximationWarning,
+            stacklevel=user_level(),
+        )
     return run.state._result_of(run, bounds, selection)
 
 

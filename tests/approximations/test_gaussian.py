@@ -80,12 +80,12 @@ def test_conditional_and_marginal():
 
 
 def test_inference_data_says_that_it_is_approximate():
-    q = GaussianApproximation(MEAN, COV, converged=False, log_evidence=-3.5)
+    q = GaussianApproximation(MEAN, COV, converged=False, log_evidence=-3.5, log_evidence_se=0.25)
     posterior = group(q.to_inference_data(draws=50, chains=2, random_seed=1), "posterior")
     assert posterior["x"].shape == (2, 50, 3)
     assert posterior.attrs["accuracy"] == "approximate"
     assert posterior.attrs["converged"] == 0
-    assert posterior.attrs["log_evidence"] == -3.5
+    assert (posterior.attrs["log_evidence"], posterior.attrs["log_evidence_se"]) == (-3.5, 0.25)
     again = group(q.to_inference_data(draws=50, chains=2, random_seed=1), "posterior")
     np.testing.assert_array_equal(posterior["x"], again["x"])
 

@@ -328,6 +328,12 @@ def test_names_of_variables_stand_for_their_coordinates():
         chosen("ta", names)
 
 
+def test_at_most_six_hyper_parameters():
+    target = FunctionTarget(9, lambda x: (-0.5 * (x**2).sum(1), -x))
+    with pytest.raises(ModelError, match="8 hyper-parameters; at most 6"):
+        quiet(target, hyper=list(range(8)))
+
+
 def test_what_is_no_model_is_refused_in_one_line(fitted):
     with pytest.raises(ModelError, match=r"^precision=3: expected a matrix \(d, d\)"):
         pb.LatentGaussian(3, Poisson(COUNTS))

@@ -25,7 +25,7 @@ from scipy.special import logsumexp
 from ppl_backends.approximations.ep.evidence import evidence_gradient
 from ppl_backends.approximations.ep.marginals import mixed_marginals
 from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut, leave_one_out
-from ppl_backends.approximations.hyper import Design, HyperParameters, climb, design_around
+from ppl_backends.approximations.hyper import Design, HyperParameters, check_number, climb, design_around
 from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, judge_design
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.mixture import MixtureApproximation
@@ -146,6 +146,7 @@ class _Posterior:
 
 def integrate(factors: Any, target: BaseTarget, fit: Fit) -> EPMixture:
     """Fit EP over θ and φ: ``fit`` is EP for given factors, from the sites of another fit or None."""
+    check_number(target.label, factors.hyper_names)
     posterior = _Posterior(factors, fit)
     # Not exactly the start itself, which can be a saddle between two modes.
     mode = climb(posterior, np.asarray(factors.start, dtype=np.float64) + 0.1)

@@ -18,7 +18,7 @@ from scipy.interpolate import CubicSpline, RBFInterpolator
 from scipy.special import log_ndtr, logsumexp
 
 from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE
-from ppl_backends.approximations.hyper import HyperParameters, climb, design_around
+from ppl_backends.approximations.hyper import HyperParameters, check_number, climb, design_around
 from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, judge_design
 from ppl_backends.approximations.inla.latent import GAIN, LatentFit, fit_latent
 from ppl_backends.approximations.inla.result import WithMarginals
@@ -229,6 +229,7 @@ class IntegratedLaplace(WithMarginals):
 
 def integrate(described: Any, target: BaseTarget) -> IntegratedLaplace:
     """Return the latent posterior integrated over φ, with its verdict."""
+    check_number(target.label, described.hyper_names)
     posterior = _Posterior(described)
     start = np.asarray(described.start, dtype=np.float64)
     if not len(start):
