@@ -105,9 +105,13 @@ def find_missed_mode(
     """Return the largest mode that weighted points ``(n, dim)`` miss, if they miss 1 % of the mass.
 
     ``weigh`` returns log weights ``(m,)`` of points ``(m, dim)`` that are not normalised, as ``log_weights`` ``(n,)`` are; it
-    is called with ``rows`` of them at once. There is no search if the ``approximation`` is known to have a single mode.
+    is called with ``rows`` of them at once. There is no search if the ``approximation`` shows that the target, which it was
+    fitted to, has a single mode.
     """
-    if target.is_estimated or target.log_concave or not can_be_sought(target) or has_one_mode(approximation):
+    if target.is_estimated or target.log_concave or not can_be_sought(target):
+        return None
+    is_of_target = getattr(approximation, "target", None) is target
+    if is_of_target and has_one_mode(approximation):
         return None
     if not np.isfinite(log_weights).any():
         return None
@@ -115,7 +119,7 @@ def find_missed_mode(
     floor = float(np.quantile(log_weights, 0.99, method="lower")) + DENSER
     starts = _heaviest(points, log_weights - floor)
     draws = _DrawnIn(points, rng)
-    most = 0 if one_mode_given_few(approximation) else _ALL_ROUNDS * len(points)
+    most = 0 if is_of_target and one_mode_given_few(approximation) else _ALL_ROUNDS * len(points)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         missed = _missed_around(target, draws.groups(), points, log_weights, rows, rng)
         if missed is not None:

@@ -62,7 +62,7 @@ class MixtureApproximation(Approximation):
     _log_peak: Array
 
     def __init__(self, weights: Any, means: Any, covs: Any, *, method: str = "mixture", **about: Any) -> None:
-        weights, means, covs = (np.asarray(part, dtype=np.float64) for part in (weights, means, covs))
+        weights, means, covs = (np.array(part, dtype=np.float64) for part in (weights, means, covs))
         k, dim = means.shape
         if weights.shape != (k,) or covs.shape != (k, dim, dim):
             raise ModelError(f"weights {weights.shape}, means {means.shape} and covs {covs.shape} disagree")

@@ -94,7 +94,7 @@ def pareto_k(log_weights: Array) -> float:
 
 
 def smoothed_weights(log_weights: Array) -> tuple[Array, float]:
-    """Return log weights with the largest replaced by quantiles of the fitted tail, and the shape k of that tail."""
+    """Return log weights, up to a constant, with the largest replaced by quantiles of the fitted tail, and its shape k."""
     k = pareto_k(log_weights)
     if not 0.0 < k < np.inf:
         return log_weights, k

@@ -353,6 +353,12 @@ def test_bad_options_are_refused(option):
         fit_ep(Factors(X, None, Logit(rng.random(60) < 0.5), 0.0, 1.0), **option)
 
 
+def test_marginals_take_enough_points():
+    q = fit_ep(Factors(np.eye(2), 0.0, Logit([0, 1]), 0.0, 1.0))
+    with pytest.raises(ModelError, match="points=2: expected an integer of at least 9"):
+        q.marginals(points=2)
+
+
 def test_start_from_another_fit():
     X, _, rng = regression()
     y = rng.random(60) < 0.5

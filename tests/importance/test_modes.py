@@ -6,6 +6,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from ppl_backends.approximations import GaussianApproximation, MixtureApproximation
+from ppl_backends.approximations.ep import Factors, Probit, fit_ep
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance import sample_importance
 from ppl_backends.importance.proposals import make_proposal
@@ -95,6 +96,20 @@ def test_what_a_proposal_at_one_mode_misses_is_seen_by_draws_of_the_prior():
     assert attrs["missed_share"] == pytest.approx(0.25, abs=0.1)
     assert attrs["log_evidence_trusted"] == 0
     assert attrs["accuracy"] == "approximate"
+
+
+def test_an_approximation_of_another_model_does_not_show_that_there_is_one_mode():
+    far = 15.0 * np.array([0.0, 1.0])[:, None, None]
+
+    def both(x):
+        logs = norm.logpdf(x - far).sum(axis=2)
+        value = logsumexp(logs, axis=0)
+        return value, -np.einsum("kn,knd->nd", np.exp(logs - value), x - far)
+
+    of_one = fit_ep(Factors(np.eye(1), 0.0, Probit([1.0]), 0.0, 1.0))
+    with pytest.warns(SamplerWarning, match=r"a mode with about 5\d % of the posterior"):
+        attrs, _ = attributes(FunctionTarget(1, both), approximation=of_one)
+    assert attrs["log_evidence_trusted"] == 0
 
 
 def test_nothing_is_missed_where_there_is_one_mode():

@@ -32,6 +32,7 @@ from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.verdict import Verdict
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.differences import central_differences
+from ppl_backends.options import checked, integer
 from ppl_backends.targets.factors import Factors
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -85,6 +86,7 @@ class EPMixture(MixtureApproximation):
     _fits: list[EPApproximation]
     _latent: NDArray[np.integer]
 
+    @checked(points=integer(9))
     def marginals(self, coordinates: Any = None, points: int = 25) -> Marginals:
         """Return marginal densities: those of EP given φ, corrected beyond Gaussian, mixed over φ.
 

@@ -13,6 +13,7 @@ from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
+from ppl_backends.options import checked, integer
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.families import NormalMixture
 from ppl_backends.targets.factors.sites import Array, Fraction, ScaledSites
@@ -74,6 +75,7 @@ class EPApproximation(GaussianApproximation):
     loo: LeaveOneOut
     power: Fraction
 
+    @checked(points=integer(9))
     def marginals(self, coordinates: Any = None, points: int = 25) -> Marginals:
         """Return marginal densities with corrections for the non-Gaussian shapes of the tilted distributions.
 
