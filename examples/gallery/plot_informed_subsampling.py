@@ -50,8 +50,8 @@ corrected = pb.steps.InformedSubsampling(subset=SUBSET, correction="gradient")
 curvature = pb.steps.InformedSubsampling(subset=SUBSET, correction="curvature")
 uniform = pb.steps.InformedSubsampling(subset=SUBSET, spread=np.inf, correction=None, swaps=20)
 steps = {"informed": informed, "gradient correction": corrected, "curvature correction": curvature, "uniform": uniform}
-draws = {"all data": run(autoregression, ["theta", "sigma"], pb.steps.Independent(), 4000)}
-draws |= {name: run(autoregression, ["theta", "sigma"], step, 20_000) for name, step in steps.items()}
+draws = {"all data": run(autoregression, ["theta", "sigma"], pb.steps.Independent(), 2000)}
+draws |= {name: run(autoregression, ["theta", "sigma"], step, 8000) for name, step in steps.items()}
 
 
 def report(draws):
@@ -71,8 +71,8 @@ report(draws)
 design = np.c_[np.ones(N), rng.normal(size=(N, 4))]
 labels = design @ np.array([0.2, 0.8, -0.5, 0.3, 0.0]) + rng.normal(size=N) > 0
 probit = FactorsTarget(Factors(design, 0.0, Probit(labels), 0.0, 1.0))
-probit_draws = {"all data": run(probit, ["theta"], pb.steps.ScalableMetropolis(), 8000)}
-probit_draws |= {name: run(probit, ["theta"], step, 20_000) for name, step in steps.items()}
+probit_draws = {"all data": run(probit, ["theta"], pb.steps.ScalableMetropolis(), 4000)}
+probit_draws |= {name: run(probit, ["theta"], step, 8000) for name, step in steps.items()}
 report(probit_draws)
 
 # %%
