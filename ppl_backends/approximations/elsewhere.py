@@ -1,6 +1,6 @@
 """Mass of a posterior that a fitted Gaussian does not cover: another mode, or a wide region around a narrow mode.
 
-Points of the Gaussian tell nothing of either. Climbs from other draws of the prior find another mode. Draws at larger scales
+Points of the Gaussian show neither. Climbs from other draws of the prior find another mode. Draws at larger scales
 find a region around the Gaussian (:mod:`.wide_modes`). The moments of the Gaussian and of that region together, weighted by
 their masses, say whether the Gaussian can still be used.
 """

@@ -1,8 +1,8 @@
 """Narrow modes of the posterior of hyper-parameters that fall between the points of a lattice.
 
 A climb from a dispersed point rarely ends in a mode that is a fiftieth as wide as the posterior, and the points of a lattice
-are twenty times as far apart as it is wide. It shows where it is met: there the density is far above that of the nearest
-points on all sides. So the density is computed at further points, an even net that is wider than the posterior, and one
+are twenty times as far apart as it is wide. A point that meets the mode has a density far above that of the nearest points
+on all sides. So the density is computed at further points, an even net that is wider than the posterior, and one
 that stands out starts a climb without gradients. Laplace's approximation at its end has the mass of the mode. It is missed
 if the points of the lattice in it have less than half of its weight. Weighted nets of three and more hyper-parameters are
 as dense as the further points, and show by their weights what they meet.

@@ -1,7 +1,7 @@
 """Modes that weighted points of a posterior miss: a search for narrow ones, and the mass of what is found.
 
 A narrow mode with most of the mass (a spike) takes up a tiny part of the region that a wide one fills. Weights p/q of draws
-of an approximation q of the wide one are nearly equal, and tell nothing of it, unless one of the draws meets the region
+of an approximation q of the wide one are nearly equal, and do not show it, unless one of the draws meets the region
 where the spike is denser than the wide mode. For a spike at distance ρ from the centre of q = N(0, I) in d dimensions, draws
 of N(0, s²I) meet it most often if s = ρ/√d; where s is wrong by a factor f, they do exp{−d(log f + 1/(2f²) − ½)} times as
 often. As ρ is not known, the draws are divided evenly among scales from 2 to 1/32, a factor √2 apart: at the nearest one

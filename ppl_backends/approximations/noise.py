@@ -8,28 +8,24 @@ then exact for a quadratic log density, like a control variate; only the rest of
 
 from __future__ import annotations
 
-import inspect
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cholesky, solve_triangular
 from scipy.special import ndtri
-from scipy.stats.qmc import Sobol
 
+from ppl_backends.numerics.nets import INNER_BITS, sobol
 from ppl_backends.targets.protocol import Array
 
-_BITS = 53  # with fewer, points can be on faces of the cube
-_SEED = "rng" if "rng" in inspect.signature(Sobol.__init__).parameters else "seed"
 SOBOL_DIM = 4096  # coordinates beyond these are random
 
 
 @lru_cache(maxsize=4)
 def _net(log_n: int, dim: int) -> NDArray[np.uint64]:
     """Return the first 2^log_n Sobol points as 53-bit integers ``(n, dim)``, with generating matrices scrambled once."""
-    options: dict[str, Any] = {_SEED: np.random.default_rng(0)}
-    return (Sobol(dim, scramble=True, bits=_BITS, **options).random_base2(log_n) * 2.0**_BITS).astype(np.uint64)
+    net = sobol(dim, np.random.default_rng(0), INNER_BITS).random_base2(log_n)
+    return (net * 2.0**INNER_BITS).astype(np.uint64)
 
 
 def normal_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True) -> Array:
@@ -42,7 +38,7 @@ def normal_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True) -
         return rng.standard_normal((n, dim))
     first = min(dim, SOBOL_DIM)
     net = _net(int(np.ceil(np.log2(max(n, 1)))), first)[:n]
-    u = (net ^ rng.integers(0, 1 << _BITS, size=first, dtype=np.uint64)) * 2.0**-_BITS
+    u = (net ^ rng.integers(0, 1 << INNER_BITS, size=first, dtype=np.uint64)) * 2.0**-INNER_BITS
     z = ndtri(np.clip(u, 2.0**-53, 1 - 2.0**-53))
     return z if dim == first else np.hstack([z, rng.standard_normal((n, dim - first))])
 

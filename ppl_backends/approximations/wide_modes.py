@@ -1,7 +1,7 @@
 """Wide modes that weighted points of a posterior miss: mass around them, where their approximation is too narrow.
 
 A climb that begins anywhere can end in a narrow mode within a wide one, which has no maximum of its own. Weights of draws of
-the narrow Gaussian are equal then, and tell nothing of the rest. In d dimensions a mode W times as wide is denser than the
+the narrow Gaussian are equal then, and do not show the rest. In d dimensions a mode W times as wide is denser than the
 narrow one beyond √(2d log W) standard deviations of it, about, where none of its draws are.
 
 Draws of N(c, s²Σ) at scales s from √2 to 64, with centre c and covariance Σ of the points, are weighed together (Veach and

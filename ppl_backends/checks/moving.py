@@ -103,8 +103,8 @@ def move_draws(
 def units_after(run: SMCResult, n_units: int) -> Index:
     """Return labels ``(n,)`` of moved particles that are independent from label to label: the blocks of their moves.
 
-    A particle depends on others by the numbers that moved them, which add up to zero within a block, and next to nothing on
-    the draw that it began at. Bootstraps over ancestors overstate the error of a mean two to three times.
+    A particle depends on others by the numbers that moved them, which add up to zero within a block, and hardly on the draw
+    that it began at. Bootstraps over ancestors overstate the error of a mean two to three times.
     """
     return block_of(len(run.x), n_units)
 

@@ -8,7 +8,6 @@ scramble, and the spread of the chains gives the standard error of the evidence.
 
 from __future__ import annotations
 
-import inspect
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, 
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, OutsidePoints
 from ppl_backends.importance.proposals import Proposal, make_proposal
 from ppl_backends.importance.tails import with_tails
+from ppl_backends.numerics.nets import INNER_BITS, sobol
 from ppl_backends.numerics.weights import (
     FEWEST_INDEPENDENT,
     LARGEST_PARETO_K,
@@ -61,9 +61,6 @@ PILOT_POINTS = 4096
 PRIOR_POINTS = 2048
 _LONE = 10.0  # nats above the second largest log weight
 _MOST_MISSED = 3  # most narrow modes that are added to the proposal, one after the other
-# With fewer bits a point can lie on a face of the cube, where a normal quantile is infinite.
-_SOBOL_BITS = 53
-_SOBOL_SEED = "rng" if "rng" in inspect.signature(Sobol.__init__).parameters else "seed"
 
 
 class _Chain(NamedTuple):
@@ -400,8 +397,7 @@ def scrambled_net(n: int, dim: int, rng: np.random.Generator) -> Array:
     """Return a scrambled Sobol net ``(m, dim)`` of the next power of two m ≥ ``n``."""
     if dim > Sobol.MAXDIM:
         raise ModelError(f"Sobol points have at most {Sobol.MAXDIM} coordinates, {dim} are needed; use qmc=False")
-    options: dict[str, Any] = {_SOBOL_SEED: rng}
-    return Sobol(dim, scramble=True, bits=_SOBOL_BITS, **options).random_base2(int(np.ceil(np.log2(n))))
+    return sobol(dim, rng, INNER_BITS).random_base2(int(np.ceil(np.log2(n))))
 
 
 def _missed_share(

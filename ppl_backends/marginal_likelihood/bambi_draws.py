@@ -27,7 +27,7 @@ def sampled_draws(idata: Any, model: Any) -> Any:
 
 
 def _with_own_intercepts(processed: xr.Dataset, model: Any) -> xr.Dataset:
-    """Move the intercepts forth: Bambi's own function moves them back, by a distance that depends on slopes alone."""
+    """Undo Bambi's move of the intercepts: its own function moves them a second time, by a distance that slopes determine."""
     again = as_inference_data({"posterior": processed.copy()})
     twice = group(model.backend._clean_results(again, False, False), "posterior")
     own = {str(name): 2.0 * processed[name] - twice[name] for name in twice.data_vars}

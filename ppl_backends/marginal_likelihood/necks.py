@@ -1,4 +1,4 @@
-"""Draws that do not follow the posterior, told from the draws alone: moves that leave it invariant must not change them.
+"""A check whether draws follow the posterior: moves that leave it invariant must not change their distribution.
 
 A Hamiltonian trajectory starts at each of some draws, and more follow it if draws are few, with a step that has its
 kernel's acceptance rate. Draws of the posterior stay distributed as they are, so the mean change of any function is zero
@@ -9,7 +9,7 @@ large and variable, so that its mean has a large error; the mean change of its r
 
 A sampler with one step for all places is kept out of the neck of a funnel. R̂ and effective sample sizes are those of
 the part that it visits, and a bridge integrates that part. Trajectories that diverged tell, if the sampler left a
-record of them; this check needs none. In a posterior of one width next to no trajectory has a large energy error.
+record of them; this check needs none. In a posterior of one width hardly any trajectory has a large energy error.
 Where many have, draws are moved a few times with a quarter of the step, in non-centred coordinates if their gradients
 ask for such (:mod:`~ppl_backends.kernels.noncentring`). Draws of the posterior stay distributed as they are, and
 draws that were kept out of a neck move into it (:func:`~ppl_backends.smc.short_steps.growth_of_a_side`).

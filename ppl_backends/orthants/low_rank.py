@@ -13,8 +13,8 @@ from functools import cached_property
 
 import numpy as np
 from scipy.special import gammaln, logsumexp, stdtrit
-from scipy.stats import qmc
 
+from ppl_backends.numerics.nets import sobol
 from ppl_backends.orthants.ep import factor_ep
 from ppl_backends.orthants.intervals import LOG_ROOT_2PI, Array, log_interval
 
@@ -86,7 +86,7 @@ class Integrand:
         _, mean, cov = factor_ep(self.loadings, self.noise, self.lower, self.upper)
         factor = np.asarray(np.linalg.cholesky(cov), dtype=np.float64)
         # The pilot's points are fixed, so that the proposal does not depend on the points of the estimate.
-        pilot = qmc.Sobol(len(mean), rng=np.random.default_rng(0)).random(PILOT_POINTS)
+        pilot = sobol(len(mean), np.random.default_rng(0)).random(PILOT_POINTS)
         best, least = (mean, factor), np.inf
         for _ in range(MOST_PILOTS):
             f, log_w = self._weigh(mean, factor, pilot)

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy.special import logsumexp
-from scipy.stats import qmc
 
+from ppl_backends.numerics.nets import sobol
 from ppl_backends.numerics.weights import effective_sample_size
 from ppl_backends.orthants import closed
 from ppl_backends.orthants.chain import Chain, ChainPath
@@ -55,7 +55,7 @@ class Solver(Protocol):
 def scramble(n: int, dim: int, seed: np.random.SeedSequence) -> Array:
     """Return ``n`` scrambled Sobol points ``(n, dim)``, none of them on an edge."""
     # Sobol spawns from a seed sequence, so use a fresh one: the same seed must give the same points again.
-    points = qmc.Sobol(dim, rng=np.random.default_rng(seed.generate_state(4))).random(n)
+    points = sobol(dim, np.random.default_rng(seed.generate_state(4))).random(n)
     return np.clip(points, 1e-16, 1 - 1e-16)
 
 
