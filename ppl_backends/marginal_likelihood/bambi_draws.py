@@ -27,7 +27,7 @@ def sampled_draws(idata: Any, model: Any) -> Any:
 
 
 def _with_own_intercepts(processed: xr.Dataset, model: Any) -> xr.Dataset:
-    """Undo Bambi's move of the intercepts: its own function moves them a second time, by a distance that slopes determine."""
+    """Return draws with the intercepts that were sampled: Bambi's own function moves them again, as far as the first time."""
     again = as_inference_data({"posterior": processed.copy()})
     twice = group(model.backend._clean_results(again, False, False), "posterior")
     own = {str(name): 2.0 * processed[name] - twice[name] for name in twice.data_vars}

@@ -138,6 +138,18 @@ def test_separated_data_have_no_mode():
 
 
 @pytest.mark.slow
+def test_a_density_that_stays_level_beyond_its_mode_is_flagged():
+    def well(x):
+        square = (x**2).sum(axis=1)
+        return -0.5 * np.minimum(square, 2.0), np.where(square[:, None] < 2, -x, 0.0)
+
+    with pytest.warns(
+        ApproximationWarning, match=r"still 37% of its peak at an end of its grid, so the posterior may be imp"
+    ):
+        q = pb.fit_inla(FunctionTarget(1, well), progressbar=False)
+    assert not q.converged
+
+
 def test_a_climb_into_a_funnel_has_a_result():
     """The likelihood has two predictors, so that nothing is integrated over, and the joint density has no mode."""
 

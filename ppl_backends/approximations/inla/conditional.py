@@ -24,6 +24,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 HALF_WIDTH = 6.0  # standard deviations of the Gaussian that a grid covers initially
 SMALLEST_DROP = 14.0  # nats below its peak that a density must have at both ends of its grid
 EXTENSIONS = 4  # largest number of extensions of a grid, each by the number of standard deviations on that side
+LARGEST_EDGE = 0.05  # density at an end of a grid, relative to its peak
 FINE = 601  # points of a density
 GAIN = 1e-6  # expected gain, in nats, below which a Newton search for a conditional mode stops
 ITERATIONS, HALVINGS = 50, 25
@@ -96,11 +97,25 @@ def _move(
 
 
 class ImprovedLaplace(NamedTuple):
-    """Marginals, the log evidence that each of them integrates to ``(k,)``, and figures of the computation."""
+    """Marginals, the log evidence that each of them integrates to ``(k,)``, and figures of the computation.
+
+    ``edges`` ``(k,)`` are the densities at the ends of the grids, relative to their peaks.
+    """
 
     marginals: Marginals
     log_evidence: Array
+    edges: Array
     figures: dict[str, float]
+
+    def open_end(self) -> str:
+        """Return that a density has not decreased at an end of its grid; empty if all have."""
+        worst = int(np.argmax(self.edges))
+        if not self.edges[worst] > LARGEST_EDGE:
+            return ""
+        return (
+            f"the density of {self.marginals.names[worst]} is still {self.edges[worst]:.0%} of its peak at an end of its "
+            "grid, so the posterior may be improper"
+        )
 
 
 def improved_marginals(
@@ -130,7 +145,9 @@ def improved_marginals(
     mass = trapezoid(density, grid, axis=1) * sd[index]
     placed = q.mean[index, None] + sd[index, None] * grid
     marginals = Marginals.of_densities([names[j] for j in index], placed, density)
-    return ImprovedLaplace(marginals, top + np.log(mass), {"failed_share": failed / total, "grid_points": float(total)})
+    edges = np.array([_edge(log_density) for _, log_density in curves])
+    figures = {"failed_share": failed / total, "grid_points": float(total), "edge": float(edges.max())}
+    return ImprovedLaplace(marginals, top + np.log(mass), edges, figures)
 
 
 Curve = tuple[Array, Array]  # values of a coordinate in standard deviations from the mode, and their log densities
@@ -165,6 +182,12 @@ def _beyond(z: Array, log_density: Array, points: int) -> Array:
     sides = [z[0] - steps[::-1]] if finite[0] and log_density[0] > top - SMALLEST_DROP else []
     sides += [z[-1] + steps] if finite[-1] and log_density[-1] > top - SMALLEST_DROP else []
     return np.concatenate([*sides, np.empty(0)])
+
+
+def _edge(log_density: Array) -> float:
+    """Return the larger density at an end of a grid, relative to its peak; zero where there is none."""
+    finite = np.where(np.isfinite(log_density), log_density, -np.inf)
+    return float(np.exp(max(finite[0], finite[-1]) - finite.max()))
 
 
 def _refined(z: Array, log_density: Array) -> Array:

@@ -194,14 +194,16 @@ def improve(
         diagnostics=figures,
         log_evidence=log_evidence,
         log_evidence_se=float(np.sqrt(np.maximum(0.0, 1 / figures.get("importance_efficiency", np.nan) - 1) / POINTS)),
-        **_verdict(figures, verdict.trouble),
+        **_verdict(figures, verdict.trouble, improved.open_end()),
     )
 
 
-def _verdict(figures: dict[str, float], trouble: str) -> dict[str, Any]:
-    """Return ``trouble`` and ``converged`` from the verdict of the points and from the other figures."""
+def _verdict(figures: dict[str, float], trouble: str, open_end: str) -> dict[str, Any]:
+    """Return ``trouble`` and ``converged`` from the verdict of the points, and from the other figures."""
     if trouble:
         trouble = f"the marginals are not the posterior's: by {POINTS} points {trouble}"
+    elif open_end:
+        trouble = open_end
     elif figures["failed_share"] > LARGEST_FAILED_SHARE:
         trouble = f"{figures['failed_share']:.0%} of the grid points have no conditional mode"
     elif figures["other_mode_share"] > NEGLIGIBLE_SHARE:

@@ -58,7 +58,8 @@ class NamedHyperParameters:
         gaussian = self.fit(phi, fit).precision
         q = GaussianApproximation(gaussian.mean, cholesky=gaussian.factor, names=given.names)
         with np.errstate(all="ignore"):
-            marginals = improved_marginals(given, q, given.names, np.arange(given.dim), self._points).marginals
+            improved = improved_marginals(given, q, given.names, np.arange(given.dim), self._points)
+        marginals = improved.marginals
         copula = GaussianCopula(q, marginals)
         seen, scores = copula.in_scores(given), copula.scores
         log_evidence = evidence_seen(seen, scores)
@@ -68,7 +69,8 @@ class NamedHyperParameters:
             "mean_shift": float(np.abs((marginals.mean - q.mean) / marginals.sd).max()),
             "sd_ratio": float(max(marginals.sd / q.sd, key=lambda ratio: abs(np.log(ratio)))),
         }
-        trouble = trouble and f"given {self._at(phi)}, by {POINTS} points {trouble}"
+        trouble = f"by {POINTS} points {trouble}" if trouble else improved.open_end()
+        trouble = trouble and f"given {self._at(phi)}, {trouble}"
         moments = marginals.mean, marginals.sd, marginals.skewness
         return LatentFit(fit.mode, *moments, fit.precision, log_evidence, figures, trouble)
 

@@ -54,8 +54,8 @@ class INLAApproximation(WithMarginals, GaussianCopula):
         The reason if it did not converge, with its figure.
     diagnostics : dict
         ``laplace_log_evidence``; ``grid_points``, the number of climbs to conditional modes; ``failed_share``, the
-        share of them without a mode; ``other_mode_share``; and from the 256 points those of
-        :func:`~ppl_backends.fit_laplace`.
+        share of them without a mode; ``edge``, the largest density at an end of a grid, relative to its peak;
+        ``other_mode_share``; and from the 256 points those of :func:`~ppl_backends.fit_laplace`.
 
     Examples
     --------
