@@ -9,7 +9,7 @@ All are computed from the particles of the stage. Neither kernels nor other modu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,16 +61,15 @@ class Coordinates:
         moved, info = move_once(kernel, rng, points, changed, parameters, self.metric)
         return moved.here, info
 
-    def jump(self, rng: np.random.Generator, state: PathState, density: Density[Any]) -> tuple[PathState, Coordinates]:
-        """Propose a draw of the density with tails to every particle; return the coordinates of the next move as well.
+    def jump(self, rng: np.random.Generator, state: PathState, density: Density[Any]) -> tuple[PathState, bool]:
+        """Propose a draw of the density with tails to every particle; return as well whether enough draws were accepted.
 
-        They have no such density if few draws were accepted. It is then far from the particles, most often because of a
-        funnel. Those in a neck refuse all draws, and the others are drawn back before local moves reach the neck.
+        If few are, the density is far from the particles, most often because of a funnel. Those in a neck refuse all
+        draws, and the others are drawn back before local moves reach the neck.
         """
-        if self.tails is None:
-            return state, self
+        assert self.tails is not None
         moved, info = _independent(self.tails, rng, state, density)
-        return moved, self if info.acceptance.mean() > _FEW_ACCEPTED else replace(self, tails=None)
+        return moved, bool(info.acceptance.mean() > _FEW_ACCEPTED)
 
 
 def _independent(
@@ -112,15 +111,17 @@ def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rn
     return Coordinates(metric, change, tails)
 
 
-def planned_coordinates(drawn: Resampled, path: TemperingPath, rng: np.random.Generator) -> Coordinates:
-    """Return coordinates for other particles than those from which they are computed."""
+def planned_coordinates(
+    drawn: Resampled, path: TemperingPath, rng: np.random.Generator, tails: PointTails | None
+) -> Coordinates:
+    """Return coordinates for other particles than those from which they are computed, with the ``tails`` of these."""
     n = len(drawn.weights)
     if len(drawn.parents) < n:
         particles = _chosen(drawn, systematic_resampling(drawn.weights, n, rng), path, rng)
     else:
         particles = path.with_gradients(drawn.particles, drawn.stage, rng)
     change, reference = _change(particles, path)
-    return Coordinates(METRICS[path.metric](_changed(particles.x, change), reference), change)
+    return Coordinates(METRICS[path.metric](_changed(particles.x, change), reference), change, tails)
 
 
 def _chosen(drawn: Resampled, chosen: Any, path: TemperingPath, rng: np.random.Generator) -> Any:

@@ -22,7 +22,13 @@ from ppl_backends.numerics.weights import (
     pareto_k,
     tail_share,
 )
-from ppl_backends.smc.evidence import EvidenceEstimate, ess_of_means, precision_of_sds, sums_by_lineage
+from ppl_backends.smc.evidence import (
+    EvidenceEstimate,
+    combine_evidence,
+    ess_of_means,
+    precision_of_sds,
+    sums_by_lineage,
+)
 from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.smc.records import SMCResult
 from ppl_backends.targets.protocol import Array, Index
@@ -86,19 +92,29 @@ class Figures(NamedTuple):
     lost: LostMode | None = None
 
 
-def figures_of(runs: Sequence[SMCResult], evidence: EvidenceEstimate) -> Figures:
-    """Return the figures of runs, before any trial of shorter steps."""
+def figures_of(runs: Sequence[SMCResult], evidence: EvidenceEstimate | None = None) -> Figures:
+    """Return the figures of runs, before any trial of shorter steps; the ``evidence`` is that of tempering by default."""
     samples = [(run.x, run.lineage.ancestor) for run in runs]
     k, share = tail_of_single_steps(runs)
     return Figures(
         runs,
-        evidence,
+        _evidence_of(runs, share) if evidence is None else evidence,
         float(min(ess_of_means(samples).min(), precision_of_sds(samples).min())),
         chains_apart(*zip(*samples, strict=True)),
         _disagreement_with_path_sampling(runs),
         float(np.mean([run.stages[-1].moves.divergent for run in in_one_mode(runs)] or [0.0])),
         k if heavy_tail(k, share) else 0.0,
     )
+
+
+def _evidence_of(runs: Sequence[SMCResult], share: float) -> EvidenceEstimate:
+    """Return the evidence of tempering.
+
+    If weights of a single step have a tail whose mean is unreliable, its ``share`` has an error of its own size, which the
+    variance of the weights lacks.
+    """
+    found = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
+    return found._replace(standard_error=float(np.hypot(found.standard_error, share)))
 
 
 def tail_of_single_steps(runs: Sequence[SMCResult]) -> tuple[float, float]:

@@ -16,7 +16,7 @@ the next step, have a correlation below 0.1 with those before the moves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -149,7 +149,9 @@ class Pilot:
     def __call__(self, drawn: Resampled, path: TemperingPath, tuning: KernelTuning, rng: np.random.Generator) -> Moved:
         """Move the particles."""
         moved = self.moves(drawn, path, tuning, rng)
-        return moved._replace(decided=PlannedMoves(planned_coordinates(drawn, path, rng), moved.decided))
+        decided: PlannedMoves = moved.decided
+        coordinates = planned_coordinates(drawn, path, rng, decided.coordinates.tails)
+        return moved._replace(decided=replace(decided, coordinates=coordinates))
 
 
 @dataclass(frozen=True)
@@ -239,9 +241,13 @@ class _Walk:
         """Move every particle once, with the tuned or the given parameters."""
         before, used = self.state, self._parameters() if parameters is None else parameters
         moved, info = self._step(used)
-        renewed = self.path.renew(moved, self._evaluate, self.rng)
-        self.gradients += (renewed is not moved) + (self.coordinates.tails is not None)
-        self.state, self.coordinates = self.coordinates.jump(self.rng, renewed, self._evaluate)
+        self.state = self.path.renew(moved, self._evaluate, self.rng)
+        self.gradients += self.state is not moved
+        if self.coordinates.tails is not None:
+            self.gradients += 1
+            self.state, useful = self.coordinates.jump(self.rng, self.state, self._evaluate)
+            if parameters is None and not useful:
+                self.coordinates = replace(self.coordinates, tails=None)
         if parameters is None:
             self.tuning = self.tuning.learn(info, first=not self.scales)
         self.scales.append(used)
@@ -268,15 +274,15 @@ class _Walk:
 
     def result(self, states: Sequence[PathState] | None = None) -> Moved:
         """Return the current particles; or all ``states`` of the chains, with those of a chain adjacent."""
+        decided = PlannedMoves(self.coordinates, tuple(self.scales))
         if states is None:
-            made = self._summary(1), tuple(self.scales), self.densest
-            return Moved(self.state, self.drawn.parents, self.tuning, *made)
+            return Moved(self.state, self.drawn.parents, self.tuning, self._summary(1), decided, self.densest)
         # If the length does not divide n, some states of the last chain are left out.
         n, length = len(self.drawn.weights), len(states)
         by_chain = np.arange(length * len(self.start)).reshape(length, -1).T.ravel()[:n]
         parents = np.repeat(self.drawn.parents, length)[:n]
         particles = concatenate(states).take(by_chain)
-        return Moved(particles, parents, self.tuning, self._summary(length), tuple(self.scales), self.densest)
+        return Moved(particles, parents, self.tuning, self._summary(length), decided, self.densest)
 
     def _summary(self, length: int) -> MoveSummary:
         last = self.scales[-1]

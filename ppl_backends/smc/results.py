@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 
 from ppl_backends.results import build_inference_data
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence, sums_by_lineage
-from ppl_backends.smc.health import Verdict, tail_of_single_steps
+from ppl_backends.smc.health import Verdict
 from ppl_backends.smc.ladder import ladder_group
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.smc.records import SMCResult, Stage
@@ -65,17 +65,6 @@ def smc_inference_data(
         log_likelihood=log_likelihood,
         log_prior=log_prior,
     )
-
-
-def evidence_of(runs: Sequence[SMCResult]) -> EvidenceEstimate:
-    """Return the evidence of tempering.
-
-    If weights of a single step have a tail whose mean is unreliable, the share of that tail has an error of its own size,
-    which the variance of the weights lacks.
-    """
-    found = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
-    _, share = tail_of_single_steps(runs)
-    return found._replace(standard_error=float(np.hypot(found.standard_error, share)))
 
 
 def evidence_attrs(tempering: EvidenceEstimate, bridge: EvidenceEstimate | None) -> dict[str, float]:

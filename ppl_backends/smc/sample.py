@@ -55,7 +55,6 @@ from ppl_backends.smc.polya_gamma import TemperedPolyaGamma
 from ppl_backends.smc.records import SMCResult
 from ppl_backends.smc.results import (
     evidence_attrs,
-    evidence_of,
     prior_normalizer,
     smc_inference_data,
     with_prior_error,
@@ -298,7 +297,7 @@ class _Call(NamedTuple):
         """Run all chains; run them once more with finer steps if the first run was too coarse and there are generators."""
         found, interrupted = self._run(settings, generators, checkpoint)
         runs, unfinished = split_finished(found, len(generators), interrupted)
-        figures = figures_of(runs, evidence_of(runs))
+        figures = figures_of(runs)
         if not again or unfinished or not is_too_coarse(figures):
             return figures, settings, unfinished
         try:
@@ -307,7 +306,7 @@ class _Call(NamedTuple):
             return figures, settings, unfinished
         if interrupted or not all(run.complete for run in runs):
             return figures, settings, unfinished
-        return figures_of(runs, evidence_of(runs)), settings.finer(), unfinished
+        return figures_of(runs), settings.finer(), unfinished
 
     def _run(
         self, settings: Settings, generators: Sequence[np.random.Generator], checkpoint: Checkpoint | None
@@ -410,7 +409,7 @@ class _Call(NamedTuple):
             return None
         if interrupted or not all(run.complete for run in runs):
             return None
-        verdict, attrs, found = call.judge(figures_of(runs, evidence_of(runs)), settings, bridge_rng, check_rng)
+        verdict, attrs, found = call.judge(figures_of(runs), settings, bridge_rng, check_rng)
         return call.path, found, verdict, attrs
 
 
@@ -440,7 +439,8 @@ def _with_start(verdict: Verdict, path: TemperingPath) -> Verdict:
     if not verdict.reasons and not no_mode_reason(start):
         return verdict
     said = f"the {start.method} approximation that it starts from is far from the posterior ({start.trouble})"
-    return verdict._replace(reasons=[*verdict.reasons, said])
+    replaced = "" if no_mode_reason(start) else verdict.replaced
+    return verdict._replace(reasons=[*verdict.reasons, said], replaced=replaced)
 
 
 def chain_length(len_chain: int | str | None, draws: int) -> int | None:

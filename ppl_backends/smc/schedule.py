@@ -85,7 +85,7 @@ def _conditional_ess(log_weights: Array, share: Array) -> float:
 
 
 def adaptation_bias(increment: Array, step: float) -> float:
-    """Return N times the bias of the log evidence if the ESS of N independent particles chose the step."""
+    """Return −N times the bias of the log evidence if the ESS of N independent particles chose the step."""
     once, twice = _tilted(increment, step), _tilted(increment, 2.0 * step)
     mean = float((once * increment).mean())
     slope = 2.0 * (float((twice * increment).mean()) - mean)  # −d log ESS/dΔ

@@ -18,7 +18,7 @@ from ppl_backends.smc.core import SMCState, Start, begin
 from ppl_backends.smc.evidence import EvidenceEstimate, LineageVariance, combine_evidence
 from ppl_backends.smc.health import Verdict, distrust, figures_of, split_finished, warn_if_distrusted
 from ppl_backends.smc.records import SMCResult, Stage
-from ppl_backends.smc.results import evidence_of, smc_inference_data, with_prior_error
+from ppl_backends.smc.results import smc_inference_data, with_prior_error
 from ppl_backends.smc.rows import Prequential, RowsPath
 from ppl_backends.smc.start import StartFigures
 from ppl_backends.targets.protocol import Array
@@ -67,7 +67,7 @@ def ibis_inference_data(
     ``asked`` is the number of chains asked for, and whether Ctrl-C ended them; ``clock`` is the time of the call's start.
     """
     runs, unfinished = split_finished(runs, *asked)
-    figures = figures_of(runs, evidence_of(runs))
+    figures = figures_of(runs)
     reasons = distrust(figures, names=path.target.names) + path.reasons(runs)
     reasons += path.causes(runs) if reasons else []
     verdict = Verdict(with_prior_error(figures.evidence, path), "tempering", reasons)

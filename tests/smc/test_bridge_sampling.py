@@ -15,7 +15,6 @@ from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.health import draws_are_healthy, figures_of
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
-from ppl_backends.smc.results import evidence_of
 from ppl_backends.smc.sampler import run_tempering
 from tests.toys import bimodal, conjugate_gaussian, funnel, gamma_poisson, wide_regression
 
@@ -187,4 +186,4 @@ def test_a_short_chain_of_moves_is_not_replaced():
         )
         for s in range(2)
     ]
-    assert not draws_are_healthy(figures_of(runs, evidence_of(runs)))
+    assert not draws_are_healthy(figures_of(runs))

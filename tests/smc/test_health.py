@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 
 import ppl_backends as pb
+from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.kernels.hmc import LEAPFROG, Hmc, Trajectory
 from ppl_backends.kernels.mala import Mala
 from ppl_backends.kernels.random_walk import RandomWalk
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc.evidence import combine_evidence
-from ppl_backends.smc.health import _with_displacement, distrust, figures_of
+from ppl_backends.smc.evidence import EvidenceEstimate
+from ppl_backends.smc.health import Verdict, _with_displacement, distrust, figures_of
 from ppl_backends.smc.moves import MoveSettings
-from ppl_backends.smc.path import PriorPath
+from ppl_backends.smc.path import BridgePath, PriorPath
+from ppl_backends.smc.sample import _with_start
 from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.smc.schedule import Schedule
 from tests.toys import bimodal, conjugate_gaussian, funnel
@@ -37,8 +39,7 @@ class TimidMala(Mala):
 def figures(known, kernel, n=500, chains=3, **options):
     path = PriorPath(known.target)
     runs = [run_tempering(path, kernel, n, np.random.default_rng([5, chain]), **options) for chain in range(chains)]
-    estimate = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
-    return figures_of(runs, estimate)
+    return figures_of(runs)
 
 
 def verdict(known, kernel, **options):
@@ -70,6 +71,15 @@ def test_bridges_of_particles_that_correlate_have_the_error_of_their_displacemen
     far = near._replace(log_evidence=near.log_evidence + found.evidence.standard_error + 2.0)
     assert _with_displacement(near, found).standard_error == pytest.approx(1e-3)
     assert shares[0] <= _with_displacement(far, found).standard_error / 2 <= shares[1]
+
+
+def test_a_bridge_does_not_replace_the_evidence_of_a_start_without_a_mode():
+    start = GaussianApproximation(np.zeros(20), np.eye(20), method="laplace", converged=False, trouble="no mode")
+    bridge = Verdict(
+        EvidenceEstimate(0.0, 0.01, 10.0, False, np.nan), "bridge sampling", ["not mixed"], "bridge reported"
+    )
+    assert bridge.trusted
+    assert not _with_start(bridge, BridgePath(GAUSSIAN.target, start)).trusted
 
 
 @pytest.mark.usefixtures("no_change_of_variables")
