@@ -94,8 +94,7 @@ def move_draws(
 
     The normal draws of moves add up to zero within blocks, as many as there are units; see :func:`units_after`.
     """
-    kernel = choose_kernel("auto", target, has_gradient and target.has_gradient)
-    kernel.blocks = cloud.n_units
+    kernel = choose_kernel("auto", target, has_gradient and target.has_gradient).in_blocks(cloud.n_units)
     path = DrawsPath(target, change, cloud)
     return run_tempering(path, kernel, len(cloud.x), rng, schedule=Schedule(fraction=_SHARE))
 

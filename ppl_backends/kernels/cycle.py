@@ -7,8 +7,6 @@ do not move. A random walk moves these, but is slow elsewhere. Both are Metropol
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from ppl_backends.kernels.independent import Independent
@@ -20,7 +18,7 @@ class Cycle(Kernel):
     """Alternate a random walk and independent proposals; the parameters, or else a random choice, select the next."""
 
     name = "mixed"
-    parts: ClassVar[tuple[Kernel, ...]] = (RandomWalk(), Independent())
+    parts: tuple[Kernel, ...] = (RandomWalk(), Independent())
 
     def initial_scale(self, dim: int) -> float:
         return self.parts[0].initial_scale(dim)

@@ -8,9 +8,10 @@ call the same objects; a chain is a population of one. A proposal whose log dens
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numba.extending import register_jitable
@@ -142,13 +143,12 @@ class Kernel:
     balanced : bool
         Whether the normal draws of a population sum to zero, for kernels with normal draws. This helps if points are
         averaged over, and must not be used for chains that are compared with each other.
-    blocks : int
-        Number of blocks of successive points. The normal draws of each block sum to zero. Blocks are independent, so
-        that the scatter of their means gives the error of the mean over all points.
 
     Attributes
     ----------
     name : str
+    blocks : int
+        Number of blocks of successive points in which balanced draws sum to zero; see :meth:`in_blocks`.
     uses_gradient : bool
     exact : bool
         Whether the kernel leaves the target exactly invariant.
@@ -175,7 +175,8 @@ class Kernel:
     uses_gradient: ClassVar[bool] = False
     exact: ClassVar[bool] = True
     has_lengths: ClassVar[bool] = False
-    parts: ClassVar[tuple[Kernel, ...]] = ()
+    parts: tuple[Kernel, ...] = ()
+    blocks: int = 1
     batched: ClassVar[bool] = True
     step_name: ClassVar[str | None] = None
     powers_of_likelihood: ClassVar[bool] = False
@@ -189,9 +190,17 @@ class Kernel:
         *,
         log_ratio: Callable[[Any, Any], Array] = log_density_ratio,
         balanced: bool = True,
-        blocks: int = 1,
     ) -> None:
-        self.log_ratio, self.balanced, self.blocks = log_ratio, balanced, blocks
+        self.log_ratio, self.balanced = log_ratio, balanced
+
+    def in_blocks(self, blocks: int) -> Self:
+        """Return the same kernel with balanced draws that sum to zero in every one of so many blocks of successive points.
+
+        Blocks are independent, so that the scatter of their means gives the error of the mean over all points.
+        """
+        changed = copy.copy(self)
+        changed.blocks, changed.parts = blocks, tuple(part.in_blocks(blocks) for part in self.parts)
+        return changed
 
     def initial_scale(self, dim: int) -> float:
         """Return the initial scale if the metric is the target's covariance."""

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from ppl_backends.errors import ModelError
+from ppl_backends.kernels.cycle import Cycle
 from ppl_backends.kernels.hmc import LEAPFROG, PAIRS, Hmc, Trajectory, kick
 from ppl_backends.kernels.independent import Independent
 from ppl_backends.kernels.metric import SplitMetric, cross_fitted_metric, metric_from_points, scales_from_points
@@ -134,6 +135,8 @@ def test_blocks_of_balanced_normals_add_up_to_zero_each_and_are_independent():
     between = batches[:, 0] * batches[:, 3]
     assert abs(between.mean()) < 0.03
     assert balanced_normals(rng, (3, 2), blocks=5).all()  # alone in a block, a row is a plain draw
+    assert [part.blocks for part in Cycle().in_blocks(3).parts] == [3, 3]
+    assert [part.blocks for part in Cycle().parts] == [1, 1]
 
 
 @pytest.mark.parametrize("kernel", [Hmc(), Independent()])
