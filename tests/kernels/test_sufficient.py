@@ -77,6 +77,8 @@ def test_a_likelihood_with_few_cells_is_a_family_and_others_say_what_is_left():
         sufficient_statistics(SiteRows(design, 0.0, y, 1.0, sites.LOGIT, rest), rng)
     with pytest.raises(ModelError, match="no sufficient statistics"):
         sufficient_statistics(sample(student, 1), rng)
+    with pytest.raises(ModelError, match="8 rows are too few to recognise a family of 3 parameters"):
+        sufficient_statistics(SiteRows(design[:8], 0.0, y[:8], 1.0, sites.LOGIT, rest), rng)
 
 
 def test_a_rare_cell_that_the_recognition_did_not_see_is_found_out():

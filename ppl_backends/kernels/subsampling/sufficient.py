@@ -84,10 +84,15 @@ def sufficient_statistics(rows: Rows, rng: np.random.Generator) -> Sufficient:
     _, triangle, order = qr(values[:, :-1], mode="economic", pivoting=True)
     sizes = np.abs(np.diag(triangle)) / abs(triangle[0, 0])
     rank = int((sizes > TOLERANCE).sum())
-    if rank > most or rank == len(index) - 1:
+    if rank > most:
         raise ModelError(
             f"no sufficient statistics: the rows' log likelihood has more than {most} independent terms in a family of "
             f"{rows.dim} parameters (the {most + 1}th is {sizes[most]:.1g} of the largest); use summary='scores'"
+        )
+    if rank == len(index) - 1:
+        raise ModelError(
+            f"no sufficient statistics: {len(index)} rows are too few to recognise a family of {rows.dim} parameters; use "
+            "summary='scores'"
         )
     chosen = [*order[:rank], len(points) - 1]
     found = np.empty((rows.n, rank + 1))
