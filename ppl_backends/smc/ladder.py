@@ -197,9 +197,13 @@ def _log_weights(rung: dict[str, Array], power: float | None, new: Any) -> Array
     if new is not None:
         return given + new.log_density(rung["x"]) - rung["log_density"]
     assert power is not None
-    if power == rung["beta"]:
-        return given
-    return given + (power - rung["beta"]) * rung["increment"]
+    return _added(given, float(power - rung["beta"]), rung["increment"])
+
+
+def _added(log_weight: Array, step: float, increment: Array) -> Array:
+    """Return log weights plus a step times the increment; points of weight zero keep it."""
+    moved = log_weight + step * np.where(log_weight > -np.inf, increment, 0.0) if step else log_weight
+    return np.asarray(moved)
 
 
 @checked(idata=inference_data("posterior"))
@@ -247,7 +251,7 @@ def thermodynamic_integration(idata: Any) -> xr.Dataset:
             if stage > 0:
                 half = 0.5 * (beta[chain, stage] - beta[chain, stage - 1])
                 ends = [
-                    logsumexp(log_weight[chain, at] + sign * half * increment[chain, at])
+                    logsumexp(_added(log_weight[chain, at], sign * half, increment[chain, at]))
                     for at, sign in ((stage - 1, 1.0), (stage, -1.0))
                 ]
                 total[chain, stage] = total[chain, stage - 1] + ends[0] - ends[1]

@@ -80,6 +80,21 @@ def test_the_integral_along_the_path_is_the_evidence(idata):
     assert (np.diff(curve["increment_mean"].mean("chain")) > 0).all()  # the mean log likelihood grows with its power
 
 
+def test_weighted_points_outside_of_the_support_count_as_zero():
+    def cut(x):
+        return np.where(x[:, 0] > -1, 0.0, -np.inf), 0 * x
+
+    def prior(x):
+        return -0.5 * x[:, 0] ** 2 - 0.5 * np.log(2 * np.pi), -x
+
+    target = pb.FunctionTarget(1, cut, prior, sample_prior=lambda n, rng: rng.standard_normal((n, 1)))
+    idata = pb.sample_smc(target, **OPTIONS | {"draws": 200})
+    stats = group(idata, "sample_stats")
+    assert stats["n_moves"].max() == 0
+    curve = pb.thermodynamic_integration(idata)["log_evidence"].isel(stage=-1)
+    np.testing.assert_allclose(curve, stats["log_evidence_single_run"], rtol=1e-10)
+
+
 def test_a_run_without_its_ladder_says_how_to_keep_it():
     idata = pb.sample_smc(gamma_poisson().target, draws=200, chains=2, random_seed=1, progressbar=False)
     with pytest.raises(ModelError, match="keep_ladder=True"):
