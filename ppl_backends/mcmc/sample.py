@@ -99,7 +99,7 @@ def sample_mcmc(
         with a warning that counts them; it keeps the chains, and an equal number of draws of each, that give the most
         draws in total. Its ``accuracy`` is then ``"approximate"``, and attribute ``complete`` of ``posterior`` is 0
         instead of 1. ``accuracy`` is also ``"approximate"``, with the reason in attribute ``warnings``, if two or more
-        chains have a rank-normalised R̂ above 1.05.
+        chains have a rank-normalised R̂ above 1.05, or no chain ever moved in a coordinate.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def sample_mcmc(
     Warns
     -----
     SamplerWarning
-        If the run was interrupted, or R̂ of a coordinate is above 1.05.
+        If the run was interrupted, R̂ of a coordinate is above 1.05, or no chain ever moved in it.
 
     Examples
     --------
@@ -291,12 +291,14 @@ _FEWEST_DRAWS = 20
 
 
 def why_not_converged(draws: Array, names: Sequence[str]) -> str:
-    """Return why chains have not converged, with the figure; empty if nothing shows it, or there is one chain."""
-    if len(draws) < 2 or draws.shape[1] < _FEWEST_DRAWS:
+    """Return why chains have not converged, with the figure; empty if nothing shows it."""
+    if draws.shape[1] < _FEWEST_DRAWS:
         return ""
     stuck = np.flatnonzero(np.ptp(draws, axis=1).max(axis=0) == 0)
     if len(stuck):
         return f"no chain ever moved in `{names[stuck[0]]}`"
+    if len(draws) < 2:
+        return ""
     rhat = rank_rhat(draws)
     worst = int(np.nanargmax(rhat))
     if not rhat[worst] > LARGEST_RHAT:

@@ -25,6 +25,7 @@ def test_chains_in_different_modes_are_not_called_exact():
 
 def test_chains_that_never_move_are_named():
     assert "no chain ever moved in `b`" in why_not_converged(np.zeros((2, 50, 2)), ["b", "c"])
+    assert "no chain ever moved in `b`" in why_not_converged(np.zeros((1, 50, 2)), ["b", "c"])
 
 
 @pytest.mark.parametrize("seed", range(5))
