@@ -76,11 +76,13 @@ class TemperedPolyaGamma(Kernel):
 
     def _at(self, beta: float) -> Regression:
         """Return the regression with its likelihood to the power β, which all particles of a stage share."""
-        if self._latest is None or self._latest[0] != beta:
+        latest = self._latest  # chains in other threads may replace it
+        if latest is None or latest[0] != beta:
             dim = self._factors.dim
             given = self._factors.tempered(beta)
-            self._latest = beta, Regression(given, np.arange(dim), np.zeros(dim), tuple(AUGMENTED), _STEP)
-        return self._latest[1]
+            latest = beta, Regression(given, np.arange(dim), np.zeros(dim), tuple(AUGMENTED), _STEP)
+            self._latest = latest
+        return latest[1]
 
     def _prove(self, target: BaseTarget) -> None:
         """Check that the observed sites of the factors are the tempered likelihood; raise ModelError otherwise."""

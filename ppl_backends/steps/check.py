@@ -17,7 +17,7 @@ from ppl_backends.targets.convert import as_target
 FEWEST_SUBSETS = 50
 
 
-@checked(idata=inference_data("posterior"), states=integer(1))
+@checked(idata=inference_data("posterior"), states=integer(2))
 def check_acceptance(
     model: Any = None,
     idata: Any = None,
@@ -41,7 +41,7 @@ def check_acceptance(
     data : dict or path, optional
         Data of a Stan program.
     states : int
-        Number of states; each needs two full passes over the data.
+        Number of states, at least 2; each needs two full passes over the data.
     random_seed : int or Generator, optional
     **target_options
         Passed to :func:`~ppl_backends.as_target`.
@@ -82,7 +82,7 @@ def check_acceptance(
     gap = np.abs(estimated - exact)
     return {
         "mean_absolute_error": float(gap.mean()),
-        "mean_absolute_error_se": float(gap.std() / np.sqrt(len(gap))),
+        "mean_absolute_error_se": float(gap.std(ddof=1) / np.sqrt(len(gap))),
         "mean_acceptance": float(estimated.mean()),
         "mean_exact_acceptance": float(exact.mean()),
     }

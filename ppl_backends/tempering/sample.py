@@ -96,7 +96,7 @@ def sample_tempering(
         estimates.
     moves : int or "auto"
         Moves of every replica between swaps. ``"auto"`` makes enough moves for an autocorrelation of at most 0.6 in
-        the log likelihood.
+        the log likelihood at a temperature from scan to scan, swaps included.
     power : float
         α of the tempered posterior p(θ)L(θ)^α.
     power_potentials : bool

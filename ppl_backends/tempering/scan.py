@@ -30,7 +30,7 @@ from ppl_backends.tempering.replicas import Explorer, Replicas, at_points, calib
 
 FIRST_ROUND = 16  # scans
 _MOST_MOVES = 16
-_CORRELATED = 0.6  # correlation of V before and after the moves of a scan, above which a scan makes more moves
+_CORRELATED = 0.6  # correlation of V at a temperature before and after a scan, above which a scan makes more moves
 _POINTS = 2000  # points of a temperature from which a metric is computed
 
 
@@ -191,7 +191,7 @@ class Record:
         return np.concatenate([x[:, level] for x in kept])
 
     def correlation(self) -> float:
-        """Return the mean over temperatures of the correlation between increments before and after the moves of a scan."""
+        """Return the mean over temperatures of the correlation between increments before the moves and after the swaps."""
         before = np.concatenate([figures.before for figures in self.figures])[:, 1:]
         after = np.concatenate([figures.increment for figures in self.figures])[:, 1:]
         with np.errstate(invalid="ignore", divide="ignore"):
