@@ -28,6 +28,7 @@ from ppl_backends.targets.pymc import PyMCTarget
 from ppl_backends.targets.pymc.factors import PyMCFactors, graph
 from ppl_backends.targets.pymc.factors.find import term_error
 from ppl_backends.targets.pymc.factors.graph import RAW_MODE
+from ppl_backends.targets.pymc.graph import log_density_terms
 
 RNG = np.random.default_rng(0)
 N, D = 60, 3
@@ -212,7 +213,9 @@ def factors_of(make):
 
 def log_density_as_written(target, x):
     model = target.model
-    function = pytensor.function(model.value_vars, model.logp(), mode=RAW_MODE, on_unused_input="ignore")
+    terms = log_density_terms(model, [*model.basic_RVs, *model.potentials])
+    total = sum(pt.sum(term) for term in terms)
+    function = pytensor.function(model.value_vars, total, mode=RAW_MODE, on_unused_input="ignore")
     shapes = list(target._shapes.value.values())
     ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes])[:-1]
     points = [[p.reshape(s) for p, s in zip(np.split(row, ends), shapes, strict=True)] for row in x]

@@ -17,6 +17,7 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.data import MinibatchOp
 from pymc.distributions.simulator import SimulatorRV
+from pymc.logprob.basic import transformed_conditional_logp
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
@@ -33,7 +34,7 @@ from pytensor.tensor.type import TensorType
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.pymc.circle import with_windows
 from ppl_backends.targets.pymc.matching import ancestors, io_toposort
-from ppl_backends.targets.pymc.rewrites import replace_checks
+from ppl_backends.targets.pymc.rewrites import in_double, replace_checks
 from ppl_backends.targets.state_space.target import refusal as state_space_refusal
 from ppl_backends.targets.unnormalized import refusal
 
@@ -229,6 +230,24 @@ def forward(model: pm.Model, rv: Variable, value: Variable) -> Variable:
     return value if transform is None else transform.forward(value, *rv.owner.inputs)
 
 
+def log_density_terms(model: pm.Model, variables: Sequence[Variable], jacobian: bool = True) -> list[Variable]:
+    """Return elementwise terms of the log density of random variables and Potentials, like ``pm.Model.logp``.
+
+    Here they have double precision. PyMC folds ``reciprocal(100)`` in float32; see :func:`in_double`.
+    """
+    double = dict(zip(model.rvs_to_values, in_double(list(model.rvs_to_values), random=True), strict=True))
+    random = [rv for rv in variables if rv in double]
+    others = [variable for variable in variables if variable not in double]
+    terms = transformed_conditional_logp(
+        [double[rv] for rv in random],
+        rvs_to_values={double[rv]: value for rv, value in model.rvs_to_values.items()},
+        rvs_to_transforms={double[rv]: transform for rv, transform in model.rvs_to_transforms.items()},
+        jacobian=jacobian,
+    )
+    found = dict(zip([*random, *others], [*terms, *model.replace_rvs_by_values(others)], strict=True))
+    return in_double([found[variable] for variable in variables])
+
+
 def build_graph(model: pm.Model, data: DataValues, shapes: ModelShapes, static: bool = True) -> ModelGraph:
     """Return graphs of one ravelled point."""
     free, observed, potentials = free_variables(model), observed_variables(model), list(model.potentials)
@@ -239,7 +258,7 @@ def build_graph(model: pm.Model, data: DataValues, shapes: ModelShapes, static: 
     inputs, data_map = _data_inputs(data, static)
     fixed = {**dict(zip(values, value_pieces, strict=True)), **data_map}
     try:
-        graphs = with_windows(model, term_rvs, model.logp(vars=term_rvs, sum=False))
+        graphs = with_windows(model, term_rvs, log_density_terms(model, term_rvs))
         graphs += model.replace_rvs_by_values(outputs)
         graphs = replace_checks(_clone(graphs, fixed))
     except ModelError:
@@ -272,7 +291,7 @@ def graph_of_free(
     values = [model.rvs_to_values[rv] for rv in free]
     point, pieces = _cut(values, shapes.value.values(), "point")
     inputs, data_map = _data_inputs(data, static=True)
-    terms = model.logp(vars=free, jacobian=False, sum=False)
+    terms = log_density_terms(model, free, jacobian=False)
     fixed = {**dict(zip(values, pieces, strict=True)), **data_map}
     return point, inputs, replace_checks(_clone(terms, fixed))
 

@@ -7,18 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 import pytensor.tensor as pt
 from pymc.logprob.utils import CheckParameterValue
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.scalar.basic import GE, LE, Abs, Exp, Log1p, Mul, Neg, Sqr, Switch
+from pytensor.scalar.basic import GE, LE, Abs, Cast, Exp, Log1p, Mul, Neg, Sqr, Switch, discrete_dtypes
 from pytensor.scalar.math import Sigmoid, Softplus
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import All
+from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorConstant
 
-from ppl_backends.targets.pymc.matching import ancestors, arguments, constant
+from ppl_backends.targets.pymc.matching import ancestors, arguments, constant, io_toposort
 from ppl_backends.targets.pymc.stable_functions import NORMAL_TAIL_REWRITES, shift_without_gradient, softplus_to_fast
 
 _BOUNDED = {GE: ((Abs, Exp, Sigmoid, Softplus, Sqr), 0), LE: ((Sigmoid,), 1)}
@@ -99,9 +101,44 @@ def switch_inside(fgraph, node):
     return [one.owner.op(pt.switch(condition, a, b))]
 
 
+def in_double(graphs: Sequence[Variable], random: bool = False) -> list[Variable]:
+    """Return graphs in which float32 constants, and functions of integers, are of double precision.
+
+    PyTensor stores 2 in 8 bits, and then computes ``log(2)`` or ``gammaln(2)`` in float32. JAX converts weakly typed
+    float64 values to the precision of float32 constants. Random variables stay what they are, unless these are
+    asked for (``random``).
+    """
+    new = {v: pt.constant(v.data.astype("float64")) for v in ancestors(graphs) if _is_short(v)}
+    for node in io_toposort([], list(graphs)):
+        if not random and any(isinstance(v.type, RandomType) for v in node.inputs):
+            continue
+        inputs = [new.get(v, v) for v in node.inputs]
+        if isinstance(node.op, HasInnerGraph):  # its inputs have fixed types
+            inputs = [v if v is old else v.astype(old.dtype) for v, old in zip(inputs, node.inputs, strict=True)]
+        elif _is_function_of_integers(node, inputs):
+            inputs = [v.astype("float64") for v in inputs]
+        if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
+            sums = isinstance(node.op, CAReduce) and node.op.dtype == "float32"
+            op = node.op.clone(dtype="float64", acc_dtype="float64") if sums else node.op
+            for old, made in zip(node.outputs, op.make_node(*inputs).outputs, strict=True):
+                made.name, new[old] = old.name, made
+    return [new.get(graph, graph) for graph in graphs]
+
+
+def _is_short(variable: Variable) -> bool:
+    return isinstance(variable, TensorConstant) and variable.dtype == "float32"
+
+
+def _is_function_of_integers(node: Apply, inputs: Sequence[Variable]) -> bool:
+    """Return whether an elementwise function of integers has values in float32, unless it is a conversion."""
+    if not isinstance(node.op, Elemwise) or isinstance(node.op.scalar_op, Cast):
+        return False
+    return node.outputs[0].dtype == "float32" and all(v.dtype in discrete_dtypes for v in inputs)
+
+
 def replace_checks(graphs: Sequence[Variable]) -> list[Variable]:
     """Return graphs whose checks of parameters give -inf instead of errors; the given graphs are consumed."""
-    fgraph = FunctionGraph(outputs=list(graphs), clone=False)
+    fgraph = FunctionGraph(outputs=in_double(graphs), clone=False)
     for rewrite in (check_to_switch, positive_definite_by_cholesky):
         in2out(rewrite).rewrite(fgraph)
     return list(fgraph.outputs)
@@ -118,10 +155,4 @@ def simplify(graphs: Sequence[Variable]) -> list[Variable]:
     last = (known_bounds, log1p_minus_sigmoid, switch_inside, softplus_to_fast, shift_without_gradient)
     for rewrite in last:
         in2out(rewrite).rewrite(fgraph)
-    return _in_double(list(fgraph.outputs))
-
-
-def _in_double(graphs: list[Variable]) -> list[Variable]:
-    """Return float32 constants in float64: JAX converts weakly typed float64 values to the precision of float32 constants."""
-    short = [v for v in ancestors(graphs) if isinstance(v, TensorConstant) and v.dtype == "float32"]
-    return clone_replace(graphs, {v: pt.constant(v.data.astype("float64")) for v in short}, rebuild_strict=False)
+    return in_double(fgraph.outputs)

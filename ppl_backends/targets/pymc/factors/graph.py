@@ -36,6 +36,7 @@ from ppl_backends.targets.pymc.graph import (
     ancestors,
     free_variables,
     io_toposort,
+    log_density_terms,
     named_tensor,
     no_c_compiler,
     observed_variables,
@@ -83,7 +84,7 @@ class TermGraph:
         constants |= self.late
         self.lock, self._loaded = RLock(), dict(data)
         with no_c_compiler():
-            terms = with_windows(model, variables, model.logp(vars=variables, sum=False))
+            terms = with_windows(model, variables, log_density_terms(model, variables))
             graphs = clone_replace(terms, replace={**inputs, **constants}, rebuild_strict=False)
             initial = model.initial_point(random_seed=1)
         start = [initial[name] for name in shapes.value]
