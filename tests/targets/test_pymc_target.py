@@ -101,6 +101,18 @@ def test_prior_and_likelihood_apart_against_closed_forms():
     assert target.log_prior_normalizer == 0.0
 
 
+def test_constants_without_a_point_are_in_double_precision():
+    y = np.linspace(0.5, 1.5, 1000)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 3)
+        pm.Gamma("gamma", 100, 100, observed=y)
+        pm.StudentT("student", 5, mu, lam=3.0, observed=y)
+    evaluation = PyMCTarget(model).evaluate(np.zeros((1, 1)))
+    expected = stats.gamma(100, scale=0.01).logpdf(y) + stats.t(5, scale=3**-0.5).logpdf(y)
+    np.testing.assert_allclose(evaluation.log_prior, stats.norm(0, 3).logpdf(0), rtol=1e-14)
+    np.testing.assert_allclose(evaluation.log_likelihood, expected.sum(), rtol=1e-12)
+
+
 @pytest.mark.parametrize("n", [0, 1, 3, 33, 1000])
 def test_batches_of_any_size_are_single_evaluations(n):
     target = PyMCTarget(logistic_model(), cores=2)
@@ -318,6 +330,10 @@ def test_data_are_checked():
         target.with_data({"y_obs": np.ones((60, 1))})
     with pytest.raises(ModelError, match="'y_obs' is not of integers"):
         target.with_data({"y_obs": np.full(60, 0.5)})
+    with pytest.raises(ModelError, match="'design' have one row, and other data have more"):
+        target.with_data({"design": np.ones((1, 3))})
+    with pytest.raises(ModelError, match="expected numbers"):
+        target.with_data({"y_obs": np.full(60, "1")})
 
 
 def test_coords_dims_and_data_as_arviz_takes_them():

@@ -22,6 +22,7 @@ from ppl_backends.targets.integral import PriorIntegral
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, gradient_of, sanitize, undefined
 from ppl_backends.targets.pymc.circle import circular_coordinates, spread
 from ppl_backends.targets.pymc.compile import CompiledGraph, DataArguments
+from ppl_backends.targets.pymc.data import check_lengths, checked_value, coords_and_dims, resize_dims
 from ppl_backends.targets.pymc.factors import PyMCFactors
 from ppl_backends.targets.pymc.graph import (
     DataValues,
@@ -111,7 +112,7 @@ class PyMCTarget(BaseTarget):
         self.has_potentials = bool(model.potentials)
         self.observed_data = observed_values(model, self._data)
         self.constant_data = self._constant_data()
-        self.coords, self.dims = _coords_and_dims(model, self._data)
+        self.coords, self.dims = coords_and_dims(model, self._data)
         self.observations = PyMCObservations(self)
 
     @property
@@ -397,8 +398,8 @@ class PyMCTarget(BaseTarget):
             if name not in named:
                 known = ", ".join(v.name for v in self.model.data_vars) or "none"
                 raise ModelError(f"'{short}' is not a pm.Data container of the model (those are: {known})")
-            data[named[name]] = _checked(name, named[name], value)
-        _resize_dims(self.model, data)
+            data[named[name]] = checked_value(name, named[name], value)
+        resize_dims(self.model, data)
         return PyMCTarget._on(self, data)
 
     @cached_property
@@ -444,6 +445,7 @@ class PyMCTarget(BaseTarget):
             other._compiled = self._compiled
         if other.dim != self.dim:
             raise ModelError("the new data change the number of free coordinates: make a new target of the model")
+        check_lengths(other._compiled, data, self._data, other._start)
         return other
 
     def _constant_data(self) -> dict[str, Array]:
@@ -465,36 +467,3 @@ class PyMCTarget(BaseTarget):
 def _rebuild(kind: type[PyMCTarget], recipe: bytes, backend: str, cores: int | None) -> PyMCTarget:
     model, data = pickle.loads(recipe)
     return kind(model, backend=backend, cores=cores, data=data)
-
-
-def _checked(name: str, shared: Variable, value: Any) -> np.ndarray:
-    value = np.asarray(value)
-    if value.ndim != shared.type.ndim:
-        raise ModelError(f"new value of '{name}' has {value.ndim} dimensions; expected {shared.type.ndim}")
-    if value.dtype.kind == "f" and np.dtype(shared.dtype).kind in "iub" and not np.array_equal(value, np.floor(value)):
-        raise ModelError(f"new value of '{name}' is not of integers, as pm.Data('{name}') is")
-    return value.astype(shared.dtype)
-
-
-def _resize_dims(model: pm.Model, data: dict[Variable, np.ndarray]) -> None:
-    """Set the lengths of dims that are shared variables to the lengths of the data with those dims."""
-    for container in model.data_vars:
-        for axis, dim in enumerate(model.named_vars_to_dims.get(container.name, ())):
-            length = model.dim_lengths.get(dim)
-            if length in data:
-                data[length] = np.asarray(data[container].shape[axis], dtype=length.dtype)
-
-
-def _coords_and_dims(model: pm.Model, data: DataValues) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Return the coordinates and dims in ArviZ's form; a dim without values, or resized by data, counts from 0."""
-    dims = {
-        name: [f"{name}_dim_{axis}" if dim is None else dim for axis, dim in enumerate(names)]
-        for name, names in model.named_vars_to_dims.items()
-    }
-    coords = {name: np.array(values) for name, values in model.coords.items() if values is not None}
-    for container in model.data_vars:
-        for axis, dim in enumerate(dims.get(container.name, ())):
-            length = data[container].shape[axis]
-            if dim not in coords or len(coords[dim]) != length:
-                coords[dim] = np.arange(length)
-    return coords, dims
