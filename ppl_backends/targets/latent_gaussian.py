@@ -23,6 +23,7 @@ from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.numerics.sparse_cholesky import SparseCholesky
 from ppl_backends.options import shown
 from ppl_backends.targets.factors.factorisation import Factors
+from ppl_backends.targets.factors.prior import vector
 from ppl_backends.targets.factors.sites import Array, SiteFamily
 from ppl_backends.targets.protocol import BaseTarget, Evaluation, as_points, sanitize
 
@@ -136,9 +137,9 @@ class LatentGaussian(BaseTarget):
             )
         if not (callable(likelihood) or isinstance(likelihood, SiteFamily)):
             raise ModelError(f"likelihood={shown(likelihood)}: expected sites such as Poisson(y), or a function of phi")
-        self.start = np.atleast_1d(np.asarray([] if hyper_start is None else hyper_start, dtype=np.float64))
+        p = 0 if hyper_start is None else np.size(hyper_start)
+        self.start = vector([] if hyper_start is None else hyper_start, p, "hyper_start")
         self._precision, self._likelihood, self._hyper_prior = precision, likelihood, hyper_prior
-        p = len(self.start)
         self.hyper_names = tuple(hyper_names or [f"hyper[{j}]" for j in range(p)])
         if len(self.hyper_names) != p:
             raise ModelError(f"{len(self.hyper_names)} hyper_names for hyper_start of {p} values")
@@ -149,7 +150,7 @@ class LatentGaussian(BaseTarget):
             raise ModelError(
                 f"design {self._design.shape}, {self._sites(self.start).n} sites and a precision of {d} coordinates disagree"
             )
-        self._offset, self._mean = (np.broadcast_to(np.asarray(a, float), m) for a, m in ((offset, n), (mean, d)))
+        self._offset, self._mean = vector(offset, n, "offset"), vector(mean, d, "mean")
         self._constraints = None if constraints is None else np.atleast_2d(np.asarray(constraints, dtype=np.float64))
         if self._constraints is not None and self._constraints.shape[1] != d:
             raise ModelError(f"constraints have shape {self._constraints.shape}; expected (k, {d})")
@@ -166,6 +167,8 @@ class LatentGaussian(BaseTarget):
         matrix = sparse.csc_matrix(self._precision(phi) if callable(self._precision) else self._precision)
         if matrix.shape[0] != matrix.shape[1]:
             raise ModelError(f"precision has shape {matrix.shape}; expected (d, d)")
+        if abs(matrix - matrix.T).max() > 1e-8 * abs(matrix).max():
+            raise ModelError(f"precision at {phi} is not symmetric")
         return matrix
 
     def _sites(self, phi: Array) -> SiteFamily:
@@ -185,13 +188,11 @@ class LatentGaussian(BaseTarget):
         """
         phi = np.asarray(phi, dtype=np.float64)
         matrix = self._matrix(phi)
-        if abs(matrix - matrix.T).max() > 1e-8 * abs(matrix).max():
-            raise ModelError(f"precision at {phi} is not symmetric")
-        rank = matrix.shape[0] - (0 if self._constraints is None else len(self._constraints))
+        rank, mean = matrix.shape[0], self._mean
+        if self._constraints is not None:
+            rank, mean = rank - len(self._constraints), constrained_mean(mean, matrix, self._constraints)
         constant = 0.5 * (log_determinant(matrix, self._constraints) - rank * LOG_2PI)
-        return LatentFactors(
-            self._mean, matrix, self._design, self._offset, self._sites(phi), constant, self._constraints
-        )
+        return LatentFactors(mean, matrix, self._design, self._offset, self._sites(phi), constant, self._constraints)
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
         """Return log p(φ) + log p(θ | φ) and the log likelihood; it needs one factor of the precision per point."""
@@ -204,12 +205,12 @@ class LatentGaussian(BaseTarget):
         if not gradient:
             return Evaluation(*(sanitize(part)[0] for part in (prior, likelihood)))
         p = len(self.start)
-        slopes = np.zeros((2, len(x), self.dim))
+        slopes, proper = np.zeros((2, len(x), self.dim)), np.flatnonzero(np.isfinite(prior))
         if p:
-            joined = central_differences(lambda points: np.stack(self._values(points), axis=1), x, np.arange(p))
-            slopes[:, :, :p] = np.moveaxis(joined, 2, 0)
-        for k, point in enumerate(x):
-            given, theta = self.at(point[:p]), point[p:]
+            joined = central_differences(lambda points: np.stack(self._values(points), axis=1), x[proper], np.arange(p))
+            slopes[:, proper, :p] = np.moveaxis(joined, 2, 0)
+        for k in proper:
+            given, theta = self.at(x[k, :p]), x[k, p:]
             slopes[0, k, p:] = -(given.precision @ (theta - given.mean))
             first = given.sites.derivatives((given.design @ theta + given.offset)[None])[0][0]
             slopes[1, k, p:] = given.design.T @ first
@@ -243,6 +244,26 @@ class LatentGaussian(BaseTarget):
         return np.concatenate([self.start, self._mean]) + 0.1 * rng.standard_normal((n, self.dim))
 
 
+def constrained_mean(mean: Array, precision: sparse.csc_matrix, constraints: Array) -> Array:
+    """Return the mean of N(m, Q⁻¹) given Cθ = 0; with m itself, the density on Cθ = 0 is not normalised."""
+    apart = constraints @ mean
+    if not np.any(apart):
+        return mean
+    along = constraints.T if _is_intrinsic(precision, constraints) else _covariance_with(precision, constraints)
+    return mean - along @ np.linalg.solve(constraints @ along, apart)
+
+
+def _is_intrinsic(precision: sparse.csc_matrix, constraints: Array) -> bool:
+    """Return whether a precision is singular along the constraints."""
+    along = np.abs(precision @ constraints.T).max()
+    return bool(along <= INTRINSIC * abs(precision).max() * np.abs(constraints).max())
+
+
+def _covariance_with(precision: sparse.csc_matrix, constraints: Array) -> Array:
+    """Return Q⁻¹Cᵀ ``(d, k)``."""
+    return SparseCholesky(precision).solve(np.ascontiguousarray(constraints.T))
+
+
 def log_determinant(precision: sparse.csc_matrix, constraints: Array | None) -> float:
     """Return the log determinant of a precision, on Cθ = 0 if there are constraints.
 
@@ -252,9 +273,8 @@ def log_determinant(precision: sparse.csc_matrix, constraints: Array | None) -> 
     try:
         if constraints is None:
             return SparseCholesky(precision).log_determinant
-        along = np.abs(precision @ constraints.T).max()
         gram = constraints @ constraints.T
-        if along > INTRINSIC * abs(precision).max() * np.abs(constraints).max():
+        if not _is_intrinsic(precision, constraints):
             factor = SparseCholesky(precision)
             inner = constraints @ factor.solve(np.ascontiguousarray(constraints.T))
             return factor.log_determinant + np.linalg.slogdet(inner)[1] - np.linalg.slogdet(gram)[1]

@@ -55,11 +55,29 @@ def test_determinant_on_constraints(size):
     assert log_determinant(matrix, constraints) == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.parametrize("size", [0.0, 0.1])
+def test_the_prior_on_constraints_is_normalised_for_any_mean(size):
+    constraints, basis = np.full((1, 6), 2.0), null_space(np.ones((1, 6)))
+    matrix = sparse.csc_matrix(WALK + size * sparse.diags_array(np.arange(1.0, 7.0)))
+    given = pb.LatentGaussian(matrix, Poisson(Y), mean=np.arange(6.0), constraints=constraints).at([])
+    inner = basis.T @ matrix @ basis
+    top = basis @ np.linalg.solve(inner, basis.T @ (matrix @ np.arange(6.0)))
+    expected = 0.5 * (np.linalg.slogdet(inner)[1] - 5 * np.log(2 * np.pi))
+    assert given.log_prior(top) == pytest.approx(expected, rel=1e-8)
+
+
+def test_a_point_without_a_proper_prior_has_density_and_gradient_zero():
+    model = pb.LatentGaussian(lambda phi: phi[0] * WALK + np.eye(6), Poisson(Y), hyper_start=[1.0])
+    value, gradient = model.log_density_and_gradient(np.full((1, 7), -9.0))
+    assert value == -np.inf
+    assert not gradient.any()
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ModelError, match="its null space as constraints"):
         pb.LatentGaussian(WALK, Poisson(Y)).at([])
     with pytest.raises(ModelError, match="not symmetric"):
-        pb.LatentGaussian(sparse.csc_matrix(np.triu(np.ones((6, 6)))), Poisson(Y)).at([])
+        pb.LatentGaussian(sparse.csc_matrix(np.triu(np.ones((6, 6)))), Poisson(Y))
     with pytest.raises(ModelError, match="disagree"):
         walk_of_counts(design=np.ones((5, 6)))
     with pytest.raises(ModelError, match="constraints have shape"):

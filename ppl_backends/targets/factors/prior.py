@@ -32,12 +32,12 @@ class GaussianPrior:
 
     def __init__(self, mean: Any, precision: Any, dim: int) -> None:
         self.dim = dim
-        self.mean = _vector(mean, dim, "prior_mean")
+        self.mean = vector(mean, dim, "prior_mean")
         if sparse.issparse(precision):
             precision = precision.toarray()
         precision = np.asarray(precision, dtype=np.float64)
         if precision.ndim < 2:
-            precision = _vector(precision, dim, "prior_precision")
+            precision = vector(precision, dim, "prior_precision")
         if precision.shape not in ((dim,), (dim, dim)):
             raise ModelError(
                 f"prior_precision has shape {precision.shape}; expected a scalar, ({dim},) or ({dim}, {dim})"
@@ -109,7 +109,8 @@ class GaussianPrior:
         return self.mean + solve_triangular(self._factor, z.T, lower=True, trans="T").T
 
 
-def _vector(value: Any, dim: int, name: str) -> Array:
+def vector(value: Any, dim: int, name: str) -> Array:
+    """Return one finite number or ``dim`` of them as an array ``(dim,)``."""
     value = np.asarray(value, dtype=np.float64)
     if value.shape not in ((), (1,), (dim,)):
         raise ModelError(f"{name} has shape {value.shape}; expected a scalar or ({dim},)")
