@@ -28,6 +28,8 @@ class PowerTarget(WrappedTarget):
             raise ModelError(
                 f"{target.label}: power= needs prior and likelihood separately, and the target has no split"
             )
+        if not target.likelihood_is_known:
+            raise ModelError(f"{target.label}: power= needs the likelihood, which can only be estimated")
         super().__init__(target)
         self.power, self.power_potentials = float(power), power_potentials
 
@@ -52,7 +54,7 @@ class PowerTarget(WrappedTarget):
 
     def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         value, slope = self.target.evaluate_potentials(x, gradient)
-        if not self.power_potentials:
+        if self._keeps_potentials:
             return value, slope
         return _scaled(self.power, value), None if slope is None else self.power * slope
 

@@ -90,7 +90,7 @@ KINDS = {
     "function": function_target,
     "joint function": lambda: function_target(split=False),
     "foreign": lambda: pb.as_target(Foreign()),
-    "factors": lambda: pb.as_target(Factors(DESIGN, 0.0, Logit(OUTCOME), 0.0, 1.0)),
+    "factors": lambda: pb.as_target(Factors(DESIGN, 0.0, Logit(OUTCOME), 0.0, 1.0, log_constant=1.5)),
     "Gibbs": gibbs,
     "Gaussian prior": lambda: GaussianPriorTarget(0.0, 2.0, 3),
     "unnormalised": unnormalized,
@@ -221,6 +221,9 @@ def test_rows_and_what_is_beside_them_make_up_the_density(target, x):
     value, gradient = target.log_density_and_gradient(x)
     rest, rest_slope = rows.sum(x, np.arange(rows.n), gradient=True)
     np.testing.assert_allclose(beside + rest, value, rtol=1e-8)
+    if target.has_split:
+        parts = target.evaluate_prior(x)[0] + target.evaluate_potentials(x)[0]
+        np.testing.assert_allclose(parts, beside, rtol=1e-8)
     np.testing.assert_allclose(slope + rest_slope, gradient, rtol=1e-6, atol=1e-8)
 
 

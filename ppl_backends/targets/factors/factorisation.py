@@ -278,7 +278,7 @@ class FactorsTarget(BaseTarget):
         if self._likelihood_of_many_rows is not None:
             return self._evaluate_many_rows(self._likelihood_of_many_rows, x, gradient)
         rows = max(1, BLOCK_BYTES // (8 * self.factors.n_sites))
-        parts = [self._evaluate_block(x[k : k + rows], gradient) for k in range(0, len(x), rows)]
+        parts = [self._evaluate_block(x[k : k + rows], gradient) for k in range(0, max(1, len(x)), rows)]
         joined: list[Any] = [None if parts[0][k] is None else np.concatenate([p[k] for p in parts]) for k in range(4)]
         prior, prior_slope = sanitize(joined[0], joined[2])
         likelihood, slope = sanitize(joined[1], joined[3])
@@ -302,6 +302,10 @@ class FactorsTarget(BaseTarget):
         prior_slope = np.asarray(np.where(observed, 0.0, slope) @ factors.design)
         prior_slope -= factors.prior.apply(x - factors.prior.mean)
         return prior, likelihood, prior_slope, np.asarray(np.where(observed, slope, 0.0) @ factors.design)
+
+    def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """Return the constant, the part of the log likelihood that is of no row."""
+        return np.full(len(x), self.factors.log_constant), np.zeros_like(x) if gradient else None
 
     def hessian(self, x: Array, part: str = "joint") -> Array:
         """Return Aᵀ diag(∂² log t) A, minus Q₀ in the joint density, ``(n, dim, dim)``."""
@@ -360,7 +364,7 @@ class _SiteObservations(Observations):
     def __init__(self, factors: Factors) -> None:
         self._factors = factors if factors.observed.all() else factors.likelihood()
         self.n = self._factors.n_sites
-        self._prior = factors.prior
+        self._prior, self._log_constant = factors.prior, factors.log_constant
         others = np.flatnonzero(~factors.observed)
         self._others = factors.take(others) if len(others) else None
 
@@ -380,7 +384,8 @@ class _SiteObservations(Observations):
 
     def log_prior_and_potentials(self, x: Array, gradient: bool = False) -> Any:
         x = as_points(x, self._factors.dim)
-        value, slope = self._prior.log_density(x), -self._prior.apply(x - self._prior.mean)
+        value = self._prior.log_density(x) + self._log_constant
+        slope = -self._prior.apply(x - self._prior.mean)
         if self._others is not None:
             s = self._others.predictor(x)
             value = value + self._others.log_site(s).sum(axis=1)
