@@ -5,7 +5,17 @@ import pytest
 from scipy import sparse, stats
 
 import ppl_backends as pb
-from ppl_backends.approximations.ep import Factors, FactorsTarget, Logit, Normal, Poisson, Probit, StudentT
+from ppl_backends.approximations.ep import (
+    Factors,
+    FactorsTarget,
+    Laplace,
+    Logit,
+    NegativeBinomial,
+    Normal,
+    Poisson,
+    Probit,
+    StudentT,
+)
 from ppl_backends.errors import ModelError, PriorSamplingError
 
 
@@ -109,6 +119,12 @@ def test_bad_factors_are_refused(message):
 def test_outcomes_must_be_binary():
     with pytest.raises(ModelError, match="0/1 or -1/"):
         Logit([0, 1, 2])
+
+
+@pytest.mark.parametrize("family", [Normal, Laplace, NegativeBinomial])
+def test_scales_must_be_positive(family):
+    with pytest.raises(ModelError, match="must be positive"):
+        family([1.0, 2.0], -1.0)
 
 
 @pytest.mark.parametrize("power", [1.0, 0.5])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from ppl_backends.approximations.ep import (
     FunctionSites,
@@ -17,6 +18,7 @@ from ppl_backends.approximations.ep import (
     StudentT,
 )
 from ppl_backends.approximations.ep.moments import LEVELS, panel_moments, tilted_moments
+from ppl_backends.targets.factors.families import Interval
 
 N = 5
 MEAN = np.array([-2.1, 0.3, 1.7, 4.0, -0.4])
@@ -113,6 +115,19 @@ def test_probit_and_hard_step_stay_accurate_in_the_tails(mean):
         # N(m, 1) above 0 is nearly exponential of rate |m|.
         assert abs(step.mean[0] * -mean - 1) < 3 / mean**2
         assert abs(step.variance[0] * mean**2 - 1) < 7 / mean**2
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_short_and_far_intervals_keep_their_digits(sign):
+    ends = np.array([[0.0, 1e-3], [5.0, 5.000021], [30.0, 30.0002], [300.0, 301.0]])
+    lower, upper = np.sort(sign * ends, axis=1).T
+    found = Interval(lower, upper).tilted(np.zeros(4), np.ones(4), 1.0)
+    middle = 0.5 * (lower + upper)[:3]
+    # a density that is nearly constant, and one that is nearly exponential of rate 300
+    np.testing.assert_allclose(found.variance, [*((upper - lower)[:3] ** 2 / 12), 1 / 300**2], rtol=1e-4)
+    np.testing.assert_allclose(found.mean, [*middle, sign * (300 + 1 / 300)], rtol=1e-6, atol=1e-9)
+    mass = stats.norm.logpdf(middle) + np.log((upper - lower)[:3])
+    np.testing.assert_allclose(found.log_z, [*mass, stats.norm.logsf(300)], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("step", "kinked function")])

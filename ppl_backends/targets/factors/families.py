@@ -26,6 +26,8 @@ from ppl_backends.targets.factors.sites import (
     TiltedMoments,
 )
 
+LEGENDRE_NODES, LEGENDRE_WEIGHTS = (part[:, None] for part in np.polynomial.legendre.leggauss(40))
+
 
 def mills(z: Array) -> Array:
     """Return φ(z)/Φ(z) to full relative accuracy on the whole line."""
@@ -38,6 +40,22 @@ def signs(y: Any) -> Array:
     if not np.isin(y, (-1.0, 0.0, 1.0)).all() or (np.any(y == 0.0) and np.any(y == -1.0)):
         raise ModelError("binary outcomes must be coded 0/1 or -1/+1")
     return np.where(y > 0, 1.0, -1.0)
+
+
+def positive(name: str, value: Any) -> Array:
+    """Return numbers as floats, if all are above zero."""
+    values = as_floats(name, value)
+    if not np.all(values > 0):
+        raise ModelError(f"{name} must be positive")
+    return values
+
+
+def counts(family: str, y: Any) -> Array:
+    """Return counts as floats, if none is below zero."""
+    y = as_floats(f"{family}: y", y)
+    if np.any(y < 0):
+        raise ModelError(f"{family}: counts must not be negative")
+    return y
 
 
 class Probit(SiteFamily):
@@ -196,6 +214,8 @@ class Interval(SiteFamily):
 
     def __init__(self, lower: Any, upper: Any) -> None:
         super().__init__(lower=lower, upper=upper)
+        if not np.all(self.lower < self.upper):
+            raise ModelError("Interval: lower must be below upper")
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
         lower, upper = self._at(rows, "lower", "upper")
@@ -204,6 +224,7 @@ class Interval(SiteFamily):
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
         return np.zeros_like(s), np.zeros_like(s)
 
+    @np.errstate(all="ignore")
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
         lower, upper = self._at(rows, "lower", "upper")
         sd = np.sqrt(variance)
@@ -213,11 +234,23 @@ class Interval(SiteFamily):
         log_b = log_ndtr(b)
         log_z = log_b + np.log(-np.expm1(log_ndtr(a) - log_b))
         at_a, at_b = (np.exp(-0.5 * x**2 - 0.5 * LOG_2PI - log_z) for x in (a, b))
-        flat = (b - a) * np.maximum(1.0, np.abs(a)) < 1e-4  # the density is constant
-        shift = np.where(flat, 0.5 * (a + b), at_a - at_b)
-        within = np.where(flat, (b - a) ** 2 / 12, 1 + a * at_a - b * at_b - shift**2)
-        log_z = np.where(flat, np.log(b - a) - 0.5 * (shift**2 + LOG_2PI), log_z)
+        shift, within = at_a - at_b, 1 + a * at_a - b * at_b - (at_a - at_b) ** 2
+        tail = b < -1  # the other end is out of sight if the interval is not short
+        shift, within = np.where(tail, -mills(b), shift), np.where(tail, _truncated_variance(b), within)
+        short = (b - a) * np.maximum(1.0, -b) < np.where(tail, 40.0, 6.0)  # differences lose digits there
+        if short.any():
+            log_z[short], shift[short], within[short] = _short_interval(a[short], b[short])
         return TiltedMoments(log_z, mean + sign * sd * shift, variance * within)
+
+
+def _short_interval(a: Array, b: Array) -> tuple[Array, Array, Array]:
+    """Return log probability, mean and variance of N(0, 1) on (a, b), by Gauss–Legendre nodes from ``b`` downwards."""
+    below = 0.5 * (b - a) * (1 - LEGENDRE_NODES)
+    weight = LEGENDRE_WEIGHTS * np.exp(below * b - 0.5 * below**2)
+    total = weight.sum(axis=0)
+    centre = (weight * below).sum(axis=0) / total
+    variance = (weight * (below - centre) ** 2).sum(axis=0) / total
+    return np.log(0.5 * (b - a) * total) - 0.5 * (b**2 + LOG_2PI), b - centre, variance
 
 
 def _truncated_variance(z: Array) -> Array:
@@ -249,7 +282,7 @@ class Laplace(SiteFamily):
     scale: Array
 
     def __init__(self, y: Any = 0.0, scale: Any = 1.0) -> None:
-        super().__init__(y=y, scale=scale)
+        super().__init__(y=y, scale=positive("Laplace: scale", scale))
 
     def log_site(self, s: Array, rows: Rows = None) -> Array:
         y, scale = self._at(rows, "y", "scale")
@@ -356,7 +389,7 @@ class Normal(SiteFamily):
     sd: Array
 
     def __init__(self, y: Any, sd: Any = 1.0) -> None:
-        super().__init__(y=y, sd=sd)
+        super().__init__(y=y, sd=positive("Normal: sd", sd))
 
     def compiled(self) -> CompiledFamily:
         return CompiledFamily(NORMAL, self.y, self.sd**-2.0)
@@ -399,7 +432,7 @@ class Poisson(SiteFamily):
     constant: Array
 
     def __init__(self, y: Any) -> None:
-        y = np.asarray(y, dtype=np.float64)
+        y = counts("Poisson", y)
         super().__init__(y=y, constant=-gammaln(y + 1))
 
     def compiled(self) -> CompiledFamily:
@@ -441,7 +474,7 @@ class NegativeBinomial(SiteFamily):
     constant: Array
 
     def __init__(self, y: Any, alpha: Any) -> None:
-        y, alpha = np.asarray(y, dtype=np.float64), np.asarray(alpha, dtype=np.float64)
+        y, alpha = counts("NegativeBinomial", y), positive("NegativeBinomial: alpha", alpha)
         constant = gammaln(y + alpha) - gammaln(alpha) - gammaln(y + 1)
         super().__init__(y=y, alpha=alpha, constant=constant)
 
