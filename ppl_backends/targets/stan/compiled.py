@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class CompiledProgram:
         self.source = source
         self.rows: Rows | None = read_rows(rows, self.data, self.label) if rows else None
         self.likelihood_data = None if likelihood_data is None else tuple(likelihood_data)
-        self.dim, self.names = self.model.dim, unconstrained_names(stored_names(self.model))
+        self.dim = self.model.dim
 
     def __reduce__(self) -> Any:
         """Return a recipe: another process takes the library from its cache."""
@@ -51,6 +52,11 @@ class CompiledProgram:
     def with_data(self, data: Mapping[str, Any]) -> CompiledProgram:
         """Return the same program on other data."""
         return CompiledProgram(self.source, data, self.cores, self.rows_option, self.likelihood_data)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the coordinates, in the order in which they are stored."""
+        return unconstrained_names(stored_names(self.model))
 
     @property
     def rows_option(self) -> dict[str, list[str]] | None:

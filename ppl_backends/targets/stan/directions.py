@@ -9,7 +9,7 @@ from scipy.stats import chi
 
 from ppl_backends.targets.protocol import Array, Index
 from ppl_backends.targets.stan.library import CompiledModel
-from ppl_backends.targets.stan.variables import parse_names
+from ppl_backends.targets.stan.storage import arrays
 
 
 def unit_vectors(model: CompiledModel) -> list[Index]:
@@ -19,17 +19,15 @@ def unit_vectors(model: CompiledModel) -> list[Index]:
     other type of Stan has both properties. Stan stores one vector of an array after the other, and its names of
     unconstrained coordinates, which are in another order, are used only for the variable.
     """
-    constrained = {variable.name: variable.columns for variable in model.parameters if variable.imaginary is None}
     found: list[Index] = []
-    for name, columns, imaginary in parse_names(model.names):
-        own = constrained.get(name)
-        if own is None or own.shape != columns.shape or not columns.ndim or imaginary is not None:
+    for named, variable in arrays(model):
+        if named.shape != variable.columns.shape:
             continue
-        vectors = np.sort(columns, axis=None).reshape(-1, columns.shape[-1])
+        vectors = np.sort(named, axis=None).reshape(-1, named.shape[-1])
         x = np.repeat(np.random.default_rng(0).uniform(0.5, 1.5, (1, model.dim)), 2, axis=0)
         x[1, vectors] *= 2.0 + np.arange(len(vectors))[:, None]
-        values, _ = model.constrain(x, np.zeros(2, dtype=np.uint32), False, 1)
-        if np.allclose(values[0, own], values[1, own], rtol=1e-10, atol=0.0):
+        one, other = model.parameter_values(x)[:, variable.columns]
+        if np.allclose(one, other, rtol=1e-10, atol=0.0):
             found += list(vectors)
     return found
 

@@ -164,6 +164,10 @@ class CompiledModel:
         x, values = np.ascontiguousarray(x), np.full((len(x), self._widths[everything]), np.nan)
         return values, self._constrain(x, values, seeds, everything, threads)
 
+    def parameter_values(self, x: Array, threads: int = 1) -> Array:
+        """Return flat values of the parameters ``(n, columns)``, NaN if the program throws."""
+        return self.constrain(x, np.zeros(len(x), dtype=np.uint32), False, threads)[0]
+
     def _constrain(self, x: Array, values: Array, seeds: NDArray[np.uint32], everything: bool, threads: int) -> int:
         return self._each("bs_param_constrain", (everything, everything), x, values, seeds=seeds)
 

@@ -9,6 +9,7 @@ change with them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -30,14 +31,20 @@ class _Order(NamedTuple):
 
 def stored_names(model: CompiledModel) -> tuple[str, ...]:
     """Return Stan's names of the unconstrained coordinates in the order in which these are stored."""
-    names, order = list(model.names), np.arange(model.dim)
-    constrained = {variable.name: variable for variable in model.parameters}
-    for variable in parse_names(names):
-        found = constrained.get(variable.name)
-        if found is not None and variable.columns.ndim > 1 and variable.imaginary is None:
-            columns = _stored(model, variable.columns, found)
+    order = np.arange(model.dim)
+    for named, variable in arrays(model):
+        if named.ndim > 1:
+            columns = _stored(model, named, variable)
             order[np.sort(columns)] = columns
-    return tuple(names[j] for j in order)
+    return tuple(model.names[j] for j in order)
+
+
+def arrays(model: CompiledModel) -> Iterator[tuple[Index, Variable]]:
+    """Yield every array of real parameters, after its unconstrained coordinates by index, as Stan names them."""
+    parameters = {variable.name: variable for variable in model.parameters if variable.imaginary is None}
+    for named in parse_names(model.names):
+        if named.name in parameters and named.columns.ndim:
+            yield named.columns, parameters[named.name]
 
 
 def _stored(model: CompiledModel, named: Index, variable: Variable) -> Index:
@@ -65,8 +72,7 @@ def _changed(model: CompiledModel, coordinates: Index, variable: Variable) -> Ar
     """Return which elements ``(n, *shape)`` of a variable change with each of the coordinates."""
     x = np.zeros((len(coordinates) + 1, model.dim))
     x[1 + np.arange(len(coordinates)), coordinates] = _CHANGE
-    values, _ = model.constrain(x, np.zeros(len(x), dtype=np.uint32), False, 1)
-    elements = values[:, variable.columns]
+    elements = model.parameter_values(x)[:, variable.columns]
     differ: Array = elements[1:] != elements[:1]
     return differ
 

@@ -136,7 +136,7 @@ class StanTarget(BaseTarget):
         if not compiled.dim:
             raise ModelError(f"{compiled.label}: the program has no parameters, so there is nothing to infer")
         self.compiled, self._find_prior, self._predictor = compiled, find_prior, predictor
-        self.label, self.data, self.dim, self.names = compiled.label, compiled.data, compiled.dim, compiled.names
+        self.label, self.data, self.dim = compiled.label, compiled.data, compiled.dim
         self.program, self.library, self.cores = compiled.program, compiled.library, compiled.cores
         self._model, self._rows, self.program_split = compiled.model, compiled.rows, split_program(compiled, find_prior)
         self.groups, self.coords = groups, dict(groups.coords)
@@ -155,6 +155,11 @@ class StanTarget(BaseTarget):
 
     def __repr__(self) -> str:
         return f"StanTarget({self.label!r}, dim={self.dim})"
+
+    @property
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Return flat unconstrained names, each of the element that the coordinate determines."""
+        return self.compiled.names
 
     def with_data(self, new: Mapping[str, Any]) -> StanTarget:
         """Return the same program on new data, which replace those of the same name; nothing is compiled again."""
@@ -347,8 +352,7 @@ class StanTarget(BaseTarget):
 
     def parameters(self, x: Array) -> dict[str, NDArray[Any]]:
         """Return only the variables of the parameters block: name → ``(n, *shape)``."""
-        x = as_points(x, self.dim)
-        values, _ = self._model.constrain(x, np.zeros(len(x), dtype=np.uint32), False, self.cores)
+        values = self._model.parameter_values(as_points(x, self.dim), self.cores)
         return collect(values, self._model.parameters)
 
     def unconstrain(self, values: Mapping[str, Any]) -> Array:
