@@ -24,7 +24,8 @@ import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.options import checked, has_moments
+from ppl_backends.options import checked, choice, has_moments
+from ppl_backends.options import seed as seed_option
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.results.inference_data import flat_draws, gaussian_of_draws, is_inference_data
 from ppl_backends.targets.convert import as_target
@@ -142,6 +143,7 @@ def nutpie_options(source: Any, model: Any) -> dict[str, Any]:
     return {"init_mean": np.asarray(_gaussian(source, model).mean)}
 
 
+@checked(seed=seed_option)
 def cmdstan_inits(source: Any, chains: int = 4, seed: SeedLike = None, target: StanTarget | None = None) -> list[dict]:
     """Return starting values of every chain, for ``CmdStanModel.sample(inits=...)``.
 
@@ -169,8 +171,6 @@ def cmdstan_inits(source: Any, chains: int = 4, seed: SeedLike = None, target: S
     >>> q = pb.fit_laplace("model.stan", data="data.json")  # doctest: +SKIP
     >>> CmdStanModel(stan_file="model.stan").sample(data="data.json", inits=cmdstan_inits(q))  # doctest: +SKIP
     """
-    if chains < 1:
-        raise ModelError(f"chains={chains}: expected an integer of at least 1")
     (rng,) = spawn_generators(seed, 1)
     target = _stan_target(source, target)
     if not is_inference_data(source):
@@ -183,6 +183,7 @@ def cmdstan_inits(source: Any, chains: int = 4, seed: SeedLike = None, target: S
     return [nest_tuples(own, program.info["parameters"]) if program else own for own in each]
 
 
+@checked(kind=choice("dense_e", "diag_e"))
 def cmdstan_metric(source: Any, kind: str = "dense_e", target: StanTarget | None = None) -> dict[str, Array]:
     """Return the inverse metric: the covariance, or the variances, of the unconstrained parameters.
 
@@ -210,8 +211,6 @@ def cmdstan_metric(source: Any, kind: str = "dense_e", target: StanTarget | None
     >>> cmdstan_metric(pb.GaussianApproximation(np.zeros(2), np.diag([1.0, 4.0])), "diag_e")
     {'inv_metric': array([1., 4.])}
     """
-    if kind not in ("dense_e", "diag_e"):
-        raise ModelError(f"kind={kind!r}: expected 'dense_e' or 'diag_e'")
     if not is_inference_data(source):
         cov = np.asarray(source.cov)
     else:

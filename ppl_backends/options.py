@@ -112,7 +112,9 @@ def number(
 def _real(value: Any) -> float:
     """Return a real number, of Python or NumPy, as a float; refuse NaN, strings and booleans."""
     given = np.asarray(value)
-    is_number = given.ndim == 0 and (given.dtype.kind in "iuf" or (isinstance(value, int) and value is not True))
+    is_number = given.ndim == 0 and (
+        given.dtype.kind in "iuf" or (isinstance(value, int) and not isinstance(value, bool))
+    )
     if not is_number or np.isnan(float(value)):
         raise ValueError
     return float(value)

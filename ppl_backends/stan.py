@@ -104,10 +104,12 @@ class StanFit:
         if vars is None:
             return table
         wanted = [vars] if isinstance(vars, str) else list(vars)
-        kept = [
-            column for name in wanted for column in table.columns if column == name or column.startswith(f"{name}[")
-        ]
-        return table[kept]
+        kept = {name: [each for each in table if each == name or each.startswith(f"{name}[")] for name in wanted}
+        for name, columns in kept.items():
+            if not columns:
+                known = ", ".join([*self._diagnostics, *self._values])
+                raise ModelError(f"unknown variable {name!r}; known are {known}")
+        return table[[column for columns in kept.values() for column in columns]]
 
     @checked(dir=path)
     def save_csvfiles(self, dir: str | os.PathLike = ".") -> list[Path]:

@@ -151,6 +151,7 @@ def test_numbers_are_taken_as_they_are_and_nothing_else_is(value):
     assert accepts(options.integer(1), value) == (is_integer and value >= 1)
     is_number = is_integer or (isinstance(value, float) and np.isfinite(value))
     assert accepts(options.number(above=0, below=1), value) == (is_number and 0 < value < 1)
+    assert accepts(options.number(at_least=0), value) == (is_number and value >= 0)
     if is_integer and abs(value) < 2**62:
         assert options.integer().check("n", np.int64(value)) == value
         assert type(options.integer().check("n", np.int64(value))) is int

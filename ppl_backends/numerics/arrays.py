@@ -14,9 +14,11 @@ Index = NDArray[np.intp]
 
 
 def as_floats(name: str, value: Any) -> Array:
-    """Return ``value`` as an array of floats; the error says which argument is not one."""
+    """Return ``value`` as an array of floats; the error says which argument is not one. Numbers in text are none."""
     try:
-        return np.asarray(value, dtype=np.float64)
+        if (given := np.asarray(value)).dtype.kind in "US":
+            raise TypeError
+        return given.astype(np.float64, copy=False)
     except (TypeError, ValueError):
         raise ModelError(f"{name}: expected an array of numbers, got {_kind(value)}") from None
 

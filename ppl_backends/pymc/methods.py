@@ -14,6 +14,7 @@ import numpy as np
 from ppl_backends.errors import ModelError, PPLBackendsWarning
 from ppl_backends.options import shown
 from ppl_backends.results.inference_data import as_inference_data, group, group_names
+from ppl_backends.targets.convert import is_instance
 
 BACKENDS = {"jax": "jax", "numba": "numba", "cvm": "c", "c": "c", "cxx_only": "c", "fast_run": "c"}
 """Backends of targets by PyTensor's names of modes and linkers in lower case."""
@@ -113,8 +114,20 @@ class Run:
         unread = set(self.idata_kwargs or {}) - _POINTWISE
         if unread:
             raise ModelError(f"idata_kwargs has {sorted(unread)[0]!r}; known are log_likelihood and log_prior")
+        self._check_names()
         if self.tune is not None and "tune" not in method.takes and not self.quiet:
             logging.getLogger("pymc").info("%s has no warm-up: tune=%s is not used", method.title, self.tune)
+
+    def _check_names(self) -> None:
+        """Refuse unknown variables before the run; the result of a state-space model has others than the model."""
+        if self.var_names is None or not is_instance(self.model, "pymc", "Model"):
+            return
+        from ppl_backends.targets.pymc.graph import state_space_variables
+
+        known = [variable.name for variable in (*self.model.free_RVs, *self.model.deterministics)]
+        for name in self.var_names:
+            if name not in known and not state_space_variables(self.model):
+                raise ModelError(f"var_names: the posterior has no variable {name!r}; it has {', '.join(known)}")
 
     def options(self, method: Method) -> dict[str, Any]:
         """Return the arguments of the public function for this configuration."""

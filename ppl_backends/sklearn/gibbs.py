@@ -19,6 +19,7 @@ from ppl_backends.gibbs.learning_rate import choose_learning_rate
 from ppl_backends.gibbs.losses import PairLoss, Weighted, loss_of
 from ppl_backends.gibbs.posterior import GibbsPosterior
 from ppl_backends.gibbs.theory import THEORY
+from ppl_backends.options import number
 from ppl_backends.targets.factors.sites import Array
 
 METHODS = ("vi", "ep", "smc")
@@ -136,7 +137,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
             else np.ones(X.shape[1])
         )
         self.scale_ = np.where(spread > 1e-12 * (1 + np.abs(self.center_)), spread, 1.0)
-        prior = (0.0, float(self.prior_scale) ** 2)
+        prior = (0.0, number(above=0).check("prior_scale", self.prior_scale) ** 2)
         loss, outcomes = _weighted(self.loss, labels, weight)
         posterior = GibbsPosterior(prior, loss, self._design(X), outcomes, learning_rate=float(weight.sum()))
         self._check_loss(posterior)

@@ -67,7 +67,9 @@ class FunctionTarget(BaseTarget):
         prior_from_uniform: Callable[[Array], Array] | None = None,
     ) -> None:
         self.dim = dim
-        self.names = tuple(names) if names is not None else tuple(f"x[{j}]" for j in range(self.dim))
+        self.names = tuple(f"x[{j}]" for j in range(dim)) if names is None else tuple(names)
+        if len(set(self.names)) != dim or len(self.names) != dim:
+            raise ModelError(f"dim={dim} and {len(set(self.names))} different names; expected one for each coordinate")
         self.has_split = log_prior is not None
         self._log_likelihood, self._log_prior, self._sample_prior = log_likelihood, log_prior, sample_prior
         if prior_from_uniform is not None:
@@ -98,7 +100,7 @@ class FunctionTarget(BaseTarget):
                 f"{name} returned {shapes} for {n} points: expected a tuple of values and gradients, shapes ({n},) and "
                 f"({n}, {self.dim})"
             )
-        return found
+        return np.asarray(found[0], dtype=np.float64), np.asarray(found[1], dtype=np.float64)
 
     def sample_prior(self, n: int, rng: np.random.Generator) -> Array:
         if self._sample_prior is None:

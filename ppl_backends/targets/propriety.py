@@ -132,7 +132,7 @@ def _straight_directions(target: BaseTarget, centre: Array) -> Array:
 
 
 def improper_note(target: BaseTarget) -> str | None:
-    """Return a note on an evidence under an improper prior, or "".
+    """Return a note on an evidence under an improper prior, or None.
 
     The note says that the evidence is known only up to a constant, and includes the target's own ``evidence_note``,
     for example that a loss or a tempered likelihood replaces the probability of the data.

@@ -110,10 +110,13 @@ class CallableLikelihood(UnnormalizedLikelihood):
         return value
 
     def gradient(self, x: Array, data: NDArray) -> Array:
-        """Return the function's gradient, or central differences without one."""
+        """Return the function's gradient, or central differences without one; check its shape."""
         if self._gradient is None:
             return super().gradient(x, data)
-        return np.broadcast_to(np.asarray(self._gradient(x, data), dtype=np.float64), (len(data), len(x)))
+        value = np.asarray(self._gradient(x, data), dtype=np.float64)
+        if value.shape != (len(data), len(x)):
+            raise ModelError(f"gradient returned shape {value.shape} for {len(data)} data sets; expected (n, {len(x)})")
+        return value
 
     def simulate(self, x: Array, n: int, rng: np.random.Generator) -> NDArray:
         """Return the function's value; check its shape."""

@@ -72,6 +72,7 @@ def test_no_certificate_holds_for_features_of_the_rows():
     [
         (lambda: GaussianProcess(X, length_scale=[1.0, 2.0, 3.0]), "one for each of 2 columns"),
         (lambda: GaussianProcess(X, length_scale=0.0), "length_scale=0.0"),
+        (lambda: GaussianProcess(X, length_scale="1.0"), "length_scale: expected an array of numbers, got '1.0'"),
         (lambda: GaussianProcess(X, length_scale="wide"), "length_scale: expected an array of numbers, got 'wide'"),
         (lambda: GaussianProcess(X[:, 0]), r"X has shape \(30,\)"),
         (lambda: GaussianProcess(X, kernel=lambda a, b: np.zeros(3)), "expected finite values of shape"),

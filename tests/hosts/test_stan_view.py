@@ -35,6 +35,8 @@ def test_variables_and_columns(idata):
     np.testing.assert_array_equal(fit.draws()[:, 1, fit.column_names.index("B.2.1")], matrix[1, :, 1, 0])
     np.testing.assert_array_equal(fit.draws(concat_chains=True)[30], fit.draws()[0, 1])
     np.testing.assert_array_equal(fit.method_variables()["lp__"], idata["sample_stats"]["lp"].values.T)
+    with pytest.raises(ModelError, match="unknown variable 'b'; known are lp__"):
+        fit.draws_pd("b")
     table = fit.draws_pd("B")
     assert list(table.columns) == [f"B[{i},{j}]" for j in (1, 2, 3) for i in (1, 2)]
     assert set(fit.stan_variables()) == {"tau", "B", "y_rep", "log_lik"}

@@ -111,6 +111,8 @@ def test_names_of_a_third_partys_target_must_be_one_each():
 
     with pytest.raises(ModelError, match="different names"):
         pb.as_target(Wrong())
+    with pytest.raises(ModelError, match="different names"):
+        pb.FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x), names=["a"])
 
 
 def test_a_bambi_model():

@@ -127,7 +127,7 @@ class GaussianPart(NamedTuple):
     """exp(``log_constant`` + ``tilt``ᵀθ) · N(θ; mean, precision⁻¹), the Gaussian normalised on the range of its precision."""
 
     mean: Array  # (d,)
-    precision: Array  # (d,)
+    precision: Array  # (d,) or (d, d)
     tilt: Array | None  # (d,) A slope in directions that the precision does not cover, if there is one
     log_constant: float
 
