@@ -468,6 +468,7 @@ def test_draws_of_unit_vectors_determine_the_evidence():
     program = "parameters { array[2] unit_vector[3] u; } model { target += 4 * u[1][1] + 2 * u[2][1]; }"
     target = as_target(program)
     draws = np.stack([von_mises_fisher(4.0), von_mises_fisher(2.0)], axis=2)
+    assert target.names == ("u[0,0]", "u[0,1]", "u[0,2]", "u[1,0]", "u[1,1]", "u[1,2]")
     rows = target.unconstrain({"u": draws.reshape(-1, 2, 3)})
     assert np.allclose(target.constrain(rows)["u"], draws.reshape(-1, 2, 3))
     found = evidence({"u": draws}, target, random_seed=1)

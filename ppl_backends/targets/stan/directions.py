@@ -9,7 +9,7 @@ from scipy.stats import chi
 
 from ppl_backends.targets.protocol import Array, Index
 from ppl_backends.targets.stan.library import CompiledModel
-from ppl_backends.targets.stan.storage import arrays
+from ppl_backends.targets.stan.storage import arrays, base_point
 
 
 def unit_vectors(model: CompiledModel) -> list[Index]:
@@ -24,7 +24,7 @@ def unit_vectors(model: CompiledModel) -> list[Index]:
         if named.shape != variable.columns.shape:
             continue
         vectors = np.sort(named, axis=None).reshape(-1, named.shape[-1])
-        x = np.repeat(np.random.default_rng(0).uniform(0.5, 1.5, (1, model.dim)), 2, axis=0)
+        x = np.tile(base_point(model), (2, 1))
         x[1, vectors] *= 2.0 + np.arange(len(vectors))[:, None]
         one, other = model.parameter_values(x)[:, variable.columns]
         if np.allclose(one, other, rtol=1e-10, atol=0.0):

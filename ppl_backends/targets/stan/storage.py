@@ -47,6 +47,11 @@ def arrays(model: CompiledModel) -> Iterator[tuple[Index, Variable]]:
             yield named.columns, parameters[named.name]
 
 
+def base_point(model: CompiledModel) -> Array:
+    """Return a point ``(dim,)`` without zeros, because the direction of a unit vector at zero is not defined."""
+    return np.random.default_rng(0).uniform(0.5, 1.5, model.dim)
+
+
 def _stored(model: CompiledModel, named: Index, variable: Variable) -> Index:
     """Return the positions of the names of a variable in the order of its coordinates; ``named`` has those by index."""
     in_stans_order = np.sort(named, axis=None)
@@ -70,8 +75,8 @@ def _stored(model: CompiledModel, named: Index, variable: Variable) -> Index:
 
 def _changed(model: CompiledModel, coordinates: Index, variable: Variable) -> Array:
     """Return which elements ``(n, *shape)`` of a variable change with each of the coordinates."""
-    x = np.zeros((len(coordinates) + 1, model.dim))
-    x[1 + np.arange(len(coordinates)), coordinates] = _CHANGE
+    x = np.tile(base_point(model), (len(coordinates) + 1, 1))
+    x[1 + np.arange(len(coordinates)), coordinates] += _CHANGE
     elements = model.parameter_values(x)[:, variable.columns]
     differ: Array = elements[1:] != elements[:1]
     return differ
