@@ -176,16 +176,17 @@ class Adaptation(NamedTuple):
         Raises
         ------
         ModelError
-            If it is not a positive definite matrix of that size.
+            If it is not a symmetric, positive definite matrix of that size.
         """
         largest = LONGEST_STEP * scale
         if given is None:
             unknown = cls.begin(Gaussian(0.0, np.ones(dim)), scale, rate, largest, "dense")
             return unknown._replace(known=False, pooled=pooled)
         covariance = np.asarray(given, dtype=np.float64)
-        if covariance.shape != (dim, dim) or np.linalg.eigvalsh(covariance + covariance.T).min() <= 0:
+        symmetric = covariance.shape == (dim, dim) and np.allclose(covariance, covariance.T)
+        if not symmetric or np.linalg.eigvalsh(covariance).min() <= 0:
             raise ModelError(
-                f"covariance has shape {covariance.shape}: expected a positive definite ({dim}, {dim}) matrix"
+                f"covariance has shape {covariance.shape}: expected a symmetric, positive definite ({dim}, {dim}) matrix"
             )
         return cls.begin(
             Gaussian(0.0, np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)), scale, rate, largest

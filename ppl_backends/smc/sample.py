@@ -148,7 +148,8 @@ def sample_smc(
         dimensions but ignores correlations.
     schedule : {"ess", "cess"} or sequence of float
         Choice of the powers β: by the ESS of the weights; by conditional ESS (Zhou, Johansen & Aston 2016), with
-        resampling only when the ESS is below half; or a given sequence that increases to 1.
+        resampling only when the ESS is below half (waste-free chains resample at every β); or a given sequence that
+        increases to 1.
     ess_threshold : float or "auto"
         ESS of every reweighting as a share of the particles; it determines the ladder. ``"auto"`` is a half if the
         weights are light-tailed and the chains mix, and up to 0.97 otherwise; with ``schedule="cess"`` it is 0.9. If at the

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ppl_backends as pb
+from ppl_backends.errors import ModelError
 from ppl_backends.kernels.adaptation import Adaptation
 from ppl_backends.kernels.calibrated import calibrated
 from ppl_backends.kernels.hmc import Hmc
@@ -53,6 +54,11 @@ def test_chains_of_a_batch_adapt_as_they_would_alone(metric):
         alone = tuned(algorithm, np.random.default_rng(k), 1, 130)
         np.testing.assert_allclose(batch.parameters.metric.factor[k], alone.parameters.metric.factor[0], rtol=1e-8)
         np.testing.assert_allclose(batch.x[k], alone.x[0], rtol=1e-8)
+
+
+def test_a_covariance_that_is_not_symmetric_is_refused():
+    with pytest.raises(ModelError, match="expected a symmetric, positive definite"):
+        Adaptation.of_covariance([[1.0, 0.9], [-0.9, 1.0]], 2, 1.0, 0.25)
 
 
 def test_chains_that_never_moved_keep_their_shape():
