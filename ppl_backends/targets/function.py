@@ -81,10 +81,15 @@ class FunctionTarget(BaseTarget):
         value, slope = sanitize(*self._checked("log_likelihood", self._log_likelihood(x), len(x)))
         if self._log_prior is None:
             return JointEvaluation(value, slope if gradient else None)
-        prior, prior_slope = sanitize(*self._checked("log_prior", self._log_prior(x), len(x)))
-        if not gradient:
-            return Evaluation(prior, value)
-        return Evaluation(prior, value, prior_slope, slope)
+        prior, prior_slope = self.evaluate_prior(x, gradient)
+        return Evaluation(prior, value, prior_slope, slope if gradient else None)
+
+    def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
+        """Return the log prior ``(n,)`` and its gradient ``(n, dim)``, or None."""
+        if self._log_prior is None:
+            raise ModelError(str(self.split_problem))
+        value, slope = sanitize(*self._checked("log_prior", self._log_prior(x), len(x)))
+        return value, slope if gradient else None
 
     def undefined(self, x: Array) -> NDArray[np.bool_]:
         """Return where a function gives NaN or +inf and none gives a density of zero ``(n,)``."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from scipy.linalg import null_space
 
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
+from ppl_backends.targets.protocol import Array, BaseTarget
 
 _RADII = np.array([1e2, 3e2, 7e2, 1e4, 1e6, 1e8])
 _FAR = 1e4  # exp(710) overflows
@@ -57,9 +57,7 @@ def _far_slope(target: BaseTarget, centre: Array, directions: Array) -> Array:
     rays = np.concatenate([directions, -directions])
     points = centre + _RADII[:, None, None] * rays
     with np.errstate(all="ignore"):
-        evaluation = target.evaluate(points.reshape(-1, target.dim))
-    assert isinstance(evaluation, Evaluation)
-    log_prior = evaluation.log_prior.reshape(len(_RADII), len(rays))
+        log_prior = target.evaluate_prior(points.reshape(-1, target.dim))[0].reshape(len(_RADII), len(rays))
     far = np.full(len(rays), -np.inf)
     for inner, outer in pairwise(range(len(_RADII))):
         known = np.isfinite(log_prior[inner]) & np.isfinite(log_prior[outer])
@@ -115,10 +113,9 @@ def _straight_directions(target: BaseTarget, centre: Array) -> Array:
     if target.has_gradient and 1 < target.dim <= _LARGEST_HESSIAN:
         steps = _STEP * np.eye(target.dim)
         with np.errstate(all="ignore"):
-            evaluation = target.evaluate(np.concatenate([centre + steps, centre - steps]), gradient=True)
-        assert isinstance(evaluation, Evaluation)
-        assert evaluation.log_prior_gradient is not None
-        ahead, behind = np.split(evaluation.log_prior_gradient, 2)
+            slopes = target.evaluate_prior(np.concatenate([centre + steps, centre - steps]), gradient=True)[1]
+        assert slopes is not None
+        ahead, behind = np.split(slopes, 2)
         hessian = (ahead - behind) / (2 * _STEP)
         scale = np.sqrt(np.maximum(np.abs(np.diag(hessian)), 1e-12))
         if np.isfinite(hessian).all():
