@@ -114,7 +114,8 @@ def in_double(graphs: Sequence[Variable], random: bool = False) -> list[Variable
             continue
         inputs = [new.get(v, v) for v in node.inputs]
         if isinstance(node.op, HasInnerGraph):  # its inputs have fixed types
-            inputs = [v if v is old else v.astype(old.dtype) for v, old in zip(inputs, node.inputs, strict=True)]
+            pairs = zip(inputs, node.inputs, strict=True)
+            inputs = [v if v.type == old.type else v.astype(old.dtype) for v, old in pairs]
         elif _is_function_of_integers(node, inputs):
             inputs = [v.astype("float64") for v in inputs]
         if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
