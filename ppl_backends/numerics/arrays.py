@@ -23,6 +23,16 @@ def as_floats(name: str, value: Any) -> Array:
         raise ModelError(f"{name}: expected an array of numbers, got {_kind(value)}") from None
 
 
+def with_rows(name: str, held: Array, new: Array, axis: int = 0) -> Array:
+    """Return data with new rows along an axis, if these have the shape of the old ones."""
+    old_row, new_row = ((*array.shape[:axis], 1, *array.shape[axis + 1 :]) for array in (held, new))
+    if not held.ndim or old_row != new_row:
+        raise ModelError(
+            f"new rows of '{name}' have shape {new.shape}, and its data {held.shape}: no rows of the same kind"
+        )
+    return np.concatenate([held, new], axis=axis)
+
+
 def for_kernels(value: Any) -> Array:
     """Return ``value`` as floats in C order that can be written, itself if it is so already.
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
 from ppl_backends.errors import FactorSearchError, ModelError, PriorSamplingError
+from ppl_backends.numerics.arrays import with_rows
 from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks, pad_to_blocks, threads_worth_having
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.integral import PriorIntegral
@@ -379,12 +380,13 @@ class PyMCTarget(BaseTarget):
 
     def append(self, new: Mapping[str, Any]) -> PyMCTarget:
         """Return the same target with new rows appended to those of its ``pm.Data`` containers."""
-        held = {shared.name: value for shared, value in self._data.items() if shared in self.model.data_vars}
+        held = {shared.name: shared for shared in self._data if shared in self.model.data_vars}
         unknown = sorted(set(new) - set(held))
         if unknown:
             known = ", ".join(held) or "none"
             raise ModelError(f"{unknown[0]!r} is not a pm.Data container of the model (those are: {known})")
-        return self.with_data({name: np.concatenate([held[name], np.asarray(value)]) for name, value in new.items()})
+        pairs = {name: (self._data[held[name]], checked_value(name, held[name], value)) for name, value in new.items()}
+        return self.with_data({name: with_rows(name, *pair) for name, pair in pairs.items()})
 
     def with_data(self, new: Mapping[str, Any]) -> PyMCTarget:
         """Return the same target with other values of its ``pm.Data`` containers.

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import with_rows
 from ppl_backends.targets.protocol import Array, Observations, as_points
 from ppl_backends.targets.stan.data import to_arrays
 from ppl_backends.targets.stan.library import BatchedModel, CompiledModel, RowData
@@ -40,7 +41,7 @@ class Rows:
     def append(self, data: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         """Return data with the rows of ``new`` appended."""
         arrays, more = to_arrays(data), to_arrays(new)
-        joined = {name: np.concatenate([arrays[name], more[name]], axis=axis) for name, axis in self.axes.items()}
+        joined = {name: with_rows(name, arrays[name], more[name], axis) for name, axis in self.axes.items()}
         lengths = {joined[name].shape[axis] for name, axis in self.axes.items()}
         if len(lengths) > 1:
             raise ModelError(f"the new rows of {', '.join(self.axes)} differ in number")
