@@ -270,7 +270,7 @@ def test_unusual_models_have_pymcs_density_and_a_prior(name):
     x = target.sample_prior(8, np.random.default_rng(0))
     assert len(np.unique(x[:, 0])) == 8
     value, gradient = target.log_density_and_gradient(x)
-    np.testing.assert_allclose(value, joint_of_pymc(target, x), rtol=1e-9)
+    np.testing.assert_allclose(value, joint_of_pymc(target, x), rtol=1e-7)  # PyMC has logs of constants in float32
     assert np.isfinite(gradient).all()
     assert (np.abs(gradient).sum(1) > 0).all()
 
