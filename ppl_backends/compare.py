@@ -173,6 +173,7 @@ class _Given(NamedTuple):
     converged: bool = True
     target: BaseTarget | None = None
     method: str = ""
+    trouble: str = ""
 
 
 def _refuse_other_tolerances(results: Mapping[str, Any]) -> None:
@@ -265,7 +266,7 @@ def _of_approximation(name: str, result: Approximation | _Given) -> _Entry:
         np.nan,
         KINDS["bound" if bound else "approximate"],
         str(result.method),
-        bool(result.converged) and not result.pareto_k > LARGEST_PARETO_K,
+        bool(result.converged) and not result.trouble and not result.pareto_k > LARGEST_PARETO_K,
     )
 
 

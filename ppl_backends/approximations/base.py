@@ -22,8 +22,8 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 class Approximation:
     """A distribution q near a posterior; complete when constructed, and immutable.
 
-    Figures that a method does not have are NaN. ``trouble`` says why it did not converge. ``more`` holds what only
-    this kind of approximation has.
+    Figures that a method does not have are NaN. ``trouble`` says why it did not converge, or that it is far from the
+    posterior. ``more`` holds what only this kind of approximation has.
     """
 
     mean: Any

@@ -23,6 +23,7 @@ from ppl_backends.approximations.ep import (
     evidence_gradient,
     fit_ep,
 )
+from ppl_backends.compare import compare_evidence
 from ppl_backends.datasets import load_binary_regression
 from ppl_backends.errors import ApproximationWarning, ModelError
 
@@ -478,6 +479,8 @@ def test_spikes_and_slabs_that_act_on_each_other_are_flagged():
             with pytest.warns(ApproximationWarning, match="interaction of sites with several modes"):
                 q = fit_ep(factors)
             assert q.diagnostics["interaction"] > 0.05
+            with pytest.warns(ApproximationWarning, match="did not pass"):
+                assert not compare_evidence({"spikes": q, "again": q})["trusted"].any()
         else:
             assert fit_ep(factors).diagnostics["interaction"] < 0.05
 

@@ -351,28 +351,26 @@ def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
     """
     if given.factors is None or not given.converged or given.power != 1.0:
         return result
-    found = {"interaction": _interaction(given, given.factors)}
+    found, trouble = {"interaction": _interaction(given, given.factors)}, ""
     if found["interaction"] > MAX_INTERACTION:
-        warnings.warn(
-            f"EP: the interaction of sites with several modes is {found['interaction']:.2g} in log evidence (limit "
-            f"{MAX_INTERACTION}), so means and standard deviations may be off by 10 % of a standard deviation or more: check "
-            "with sample_smc",
-            ApproximationWarning,
-            stacklevel=user_level(),
+        trouble = (
+            f"the interaction of sites with several modes is {found['interaction']:.2g} in log evidence (limit "
+            f"{MAX_INTERACTION}), so means and standard deviations may be off by 10 % of a standard deviation or more"
         )
     elif _a_site_weighs_much(given.sites):
         errors = given.sd_errors()
         worst = int(np.argmax(np.abs(errors)))
         found["sd_error"] = float(abs(errors[worst]))
         if found["sd_error"] > MAX_ERROR:
-            warnings.warn(
-                f"EP: the standard deviation of {given.names[worst]} is off by about {100 * errors[worst]:.0f} % by EP's own "
-                f"estimate (limit {100 * MAX_ERROR:.0f} %), because the posterior is far from Gaussian: check with "
-                "sample_smc",
-                ApproximationWarning,
-                stacklevel=user_level(),
+            trouble = (
+                f"the standard deviation of {given.names[worst]} is off by about {100 * errors[worst]:.0f} % by EP's own "
+                f"estimate (limit {100 * MAX_ERROR:.0f} %), because the posterior is far from Gaussian"
             )
-    return result.replaced(diagnostics=result.diagnostics | found)
+    result = result.replaced(diagnostics=result.diagnostics | found)
+    if trouble:
+        warnings.warn(f"EP: {trouble}: check with sample_smc", ApproximationWarning, stacklevel=user_level())
+        result = result.replaced(trouble="; ".join(filter(None, [result.trouble, trouble])))
+    return result
 
 
 def _interaction(given: EPApproximation, factors: Factors) -> float:
