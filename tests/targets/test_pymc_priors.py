@@ -93,6 +93,21 @@ def test_ordered_elements_of_different_laws_are_drawn_by_rejection():
     assert abs(np.exp(target.log_prior_normalizer) - mass) < 5 * np.sqrt(mass * (1 - mass) / N)
 
 
+@pytest.mark.parametrize(
+    "rounded",
+    [
+        lambda: pm.Gamma("x", 0.001, 0.001),  # P(x < 1e-308) = 0.49
+        lambda: pm.Beta("x", 0.05, 0.05),  # P(1 - x < 1e-16) = 0.08
+        lambda: pm.Dirichlet("x", [0.002, 0.002, 0.002]),
+    ],
+)
+def test_priors_whose_draws_round_to_a_bound_have_no_draws_of_the_rest(rounded):
+    with pm.Model() as model:
+        pm.Normal("y", rounded().max(), 1, observed=0.0)
+    with pytest.raises(PriorSamplingError, match=r"of 'x' round to a bound.*initial='laplace'"):
+        draws_of(PyMCTarget(model))
+
+
 @pytest.mark.parametrize("name", ["Flat", "HalfFlat"])
 def test_flat_priors_name_the_variable_and_need_no_prior_draws(name):
     with pm.Model() as model:

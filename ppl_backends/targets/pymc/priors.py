@@ -61,6 +61,8 @@ except ImportError:  # PyTensor < 3
 
 
 _LARGEST_BATCH = 65_536
+_CHECKED_DRAWS, _CHECKED_IN_TURN, _CHECKED_NUMBERS = 1000, 100, 2_000_000
+_LARGEST_LOSS = 0.005  # of the draws; the log evidence is off by as much
 
 
 class PriorDraws:
@@ -121,6 +123,7 @@ class PriorSampler:
         errors = [_error_of_return(model, rv, values[rv]) for rv in self._transformed]
         fixed = prior_replacements(model, data)
         self._draws = PriorDraws(clone_replace([*values.values(), *errors], fixed, rebuild_strict=False))
+        self._refuse_lost(coordinates(shapes))
 
     @property
     def at_once(self) -> bool:
@@ -150,6 +153,28 @@ class PriorSampler:
                 x[np.ix_(rows, columns)] = draws[np.ix_(inside[: len(rows)], columns)]
                 missing[group], kept[group] = missing[group][len(rows) :], kept[group] + len(inside)
         return x
+
+    def _refuse_lost(self, where: Mapping[str, NDArray[np.intp]]) -> None:
+        """Raise an error if more than a few draws have no finite point, although no transform restricts them.
+
+        They round to a bound of the support, as half of the draws of a Gamma(0.001, 0.001) do, or overflow. Drawing again
+        would sample the rest of the prior only. Outside what a transform allows, points are NaN, not infinite.
+        """
+        dim = sum(map(np.size, where.values()))
+        n = _CHECKED_DRAWS if self.at_once else _CHECKED_IN_TURN
+        draws = self._draw(max(2, min(n, _CHECKED_NUMBERS // max(1, dim))), np.random.default_rng(0))
+        shares = {}
+        for rv in self._free:
+            own = draws[:, where[rv.name].ravel()]
+            lost = np.isinf(own) if rv in self._transformed else ~np.isfinite(own)
+            shares[rv.name] = float(lost.any(axis=1).mean())
+        worst = max(shares, key=lambda name: shares[name])
+        if shares[worst] > _LARGEST_LOSS:
+            raise PriorSamplingError(
+                f"{100 * shares[worst]:.1f} % of the prior draws of '{worst}' round to a bound of its support, or overflow, "
+                "where the unconstrained value is not finite, so that the rest would not follow the prior: use "
+                "initial='laplace'"
+            )
 
     def _draw(self, n: int, rng: np.random.Generator) -> Array:
         """Return points ``(n, dim)``, NaN if a transform does not allow a draw; transforms must be invertible."""
