@@ -14,7 +14,7 @@ from scipy.stats import f as f_distribution
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.gaussian import GaussianEvidence
 from ppl_backends.model_search.evidences.walk_kernels import Form
-from ppl_backends.model_search.moves import UNCORRELATED, SearchMoves
+from ppl_backends.model_search.moves import SearchMoves
 from ppl_backends.model_search.path import ModelPath, ModelState, SurrogatePath
 from ppl_backends.model_search.results import Listed, Searched
 from ppl_backends.model_search.space import Bits, ModelSpace
@@ -29,10 +29,8 @@ from ppl_backends.smc.sampler import Watcher
 from ppl_backends.smc.schedule import Resampling, Schedule
 from ppl_backends.targets.protocol import Array
 
-_SPREAD, _INCLUSION = (
-    0.5,
-    0.1,
-)  # between runs: of log evidences, and of inclusion probabilities, above which a search warns
+# Between runs: of log evidences, and of inclusion probabilities, above which a search warns.
+_SPREAD, _INCLUSION = 0.5, 0.1
 _LEVEL = 1e-4  # of the test that two runs' inclusion probabilities differ by more than their lineages explain
 _STUCK = 0.25  # autocorrelation after the moves of the last stage
 
@@ -52,22 +50,14 @@ def run_search(
     """
     run = store.load() if store else None
     if run is None:
-        run = _begin(find_surrogate(space, evidence, rng), space, evidence, n, rng)
-    return _finish(run, space, evidence, n, Watcher(run, None, report, store))
+        run = begin_search(find_surrogate(space, evidence, rng), space, evidence, n, rng)
+    return finish_search(run, space, evidence, n, Watcher(run, None, report, store))
 
 
-def search_by(
-    surrogate: Evidence | None, space: ModelSpace, evidence: Evidence, n: int, rng: np.random.Generator
-) -> SMCResult:
-    """Run ``n`` particles to the posterior of a surrogate evidence, then to that of the evidence; directly if None."""
-    run = _begin(surrogate, space, evidence, n, rng)
-    return _finish(run, space, evidence, n, Watcher(run, None))
-
-
-def _begin(
+def begin_search(
     surrogate: Evidence | None, space: ModelSpace, evidence: Evidence, n: int, rng: np.random.Generator
 ) -> SMCState:
-    """Return a run before its first stage."""
+    """Return a run of ``n`` particles before its first stage, to the posterior of a surrogate first unless it is None."""
     path = ModelPath(space, evidence if surrogate is None else surrogate)
     records: dict[str, Any] = {"path_sampling": PathSampling(0.0, np.zeros(n))}
     if surrogate is not None:
@@ -75,7 +65,7 @@ def _begin(
     return begin(path.start(n, rng), rng, records=records)
 
 
-def _finish(run: SMCState, space: ModelSpace, evidence: Evidence, n: int, watch: Watcher) -> SMCResult:
+def finish_search(run: SMCState, space: ModelSpace, evidence: Evidence, n: int, watch: Watcher) -> SMCResult:
     """Run to the end from the current stage."""
     if "surrogate" not in run.records:
         run, ended = run_smc(run, ModelPath(space, evidence), _parts(n, False), watch)
@@ -165,7 +155,7 @@ def run_searches(
     share = np.stack([run.population.share for run in runs])
     inclusion = share.mean(axis=(0, 1))
     error = _errors([(run.population.share, run.lineage.ancestor) for run in runs], inclusion)
-    searched = Searched(bits, inclusion, error, _listed(runs))
+    searched = Searched(bits, inclusion, error, _listed(space, runs))
     return Runs(runs, searched, estimate, _reasons(space, runs, share, estimate), interrupted)
 
 
@@ -186,7 +176,7 @@ def _reasons(space: ModelSpace, runs: Sequence[SMCResult], share: Array, estimat
     reasons = []
     last = [run.stages[-1].moves for run in runs if run.stages]
     left = float(np.mean([moves.correlation for moves in last if moves is not None] or [0.0]))
-    if left > max(_STUCK, UNCORRELATED):
+    if left > _STUCK:
         reasons.append(f"the last stage did not mix (autocorrelation {left:.2f})")
     if len(runs) == 1:
         return reasons
@@ -204,24 +194,24 @@ def _reasons(space: ModelSpace, runs: Sequence[SMCResult], share: Array, estimat
 
 
 def _range_by_chance(runs: Sequence[SMCResult], by_run: Array) -> Array:
-    """Return the range that inclusions of runs with independent particles of their number of models would not exceed."""
-    mean = by_run.mean(axis=0)
-    distinct = np.mean([max(len(run.population.x), 1) for run in runs])
+    """Return the range that inclusions of runs with independent particles would not exceed."""
+    mean, n = by_run.mean(axis=0), len(runs[0].population.x)
     critical = np.sqrt(f_distribution.isf(_LEVEL, len(runs), 100))
-    chance: Array = 2.0 * critical * np.sqrt(np.maximum(mean * (1 - mean), 0.0) / distinct)
+    chance: Array = 2.0 * critical * np.sqrt(np.maximum(mean * (1 - mean), 0.0) / n)
     return chance
 
 
-def _listed(runs: Sequence[SMCResult]) -> Listed:
+def _listed(space: ModelSpace, runs: Sequence[SMCResult]) -> Listed:
     """Return the models among the last particles, with their frequencies as probabilities."""
     x = np.concatenate([run.population.x for run in runs])
-    increment = np.concatenate([run.population.increment for run in runs])
+    joint = np.concatenate([run.population.base + run.population.increment for run in runs])
+    log_evidence = joint - space.log_prior(x)  # the base of a path contains its surrogate
     _, first, which, counts = np.unique(
         np.packbits(x, axis=1), axis=0, return_index=True, return_inverse=True, return_counts=True
     )
     # For a model with several estimates, their mean, because all estimate the same evidence.
-    top = increment.max()
-    evidence = np.log(np.bincount(which.ravel(), np.exp(increment - top)) / counts) + top
+    top = log_evidence.max()
+    evidence = np.log(np.bincount(which.ravel(), np.exp(log_evidence - top)) / counts) + top
     return Listed(x[first], evidence, counts / len(x)).best()
 
 

@@ -12,9 +12,10 @@ from ppl_backends.model_search.evidences.laplace import LaplaceEvidence
 from ppl_backends.model_search.evidences.linear import LinearEvidence
 from ppl_backends.model_search.forms import design_form
 from ppl_backends.model_search.path import ModelPath
-from ppl_backends.model_search.sampler import search_by
+from ppl_backends.model_search.sampler import begin_search, finish_search
 from ppl_backends.model_search.space import make_space
 from ppl_backends.model_search.surrogate import find_surrogate
+from ppl_backends.smc.sampler import Watcher
 from tests.statistics import normal_bound
 
 RNG = np.random.default_rng(21)
@@ -28,11 +29,19 @@ def select(**options):
     return pb.select_variables(progressbar=False, **({"random_seed": 1} | options))
 
 
+def listed(found):
+    group = found.selection
+    return group["model_gamma"].values.astype(np.int8), group["model_log_evidence"].values
+
+
 def assert_agrees(found, exact, slack=0.0):
     difference = np.abs(found.selection["inclusion"] - exact.selection["inclusion"]).values
     assert np.all(difference <= 4 * found.selection["inclusion_se"].values + slack)
     error = found.posterior.attrs["log_evidence_se"]
     assert abs(found.posterior.attrs["log_evidence"] - exact.posterior.attrs["log_evidence"]) < 4 * error + slack
+    if not slack:
+        first, second = (dict(zip(map(bytes, each), logs, strict=True)) for each, logs in map(listed, (found, exact)))
+        np.testing.assert_allclose([second[model] for model in first], list(first.values()), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +163,8 @@ def test_a_poor_surrogate_does_not_show(decided):
     bits, rng = space.all(), np.random.default_rng(4)
     density = np.exp(space.log_prior(bits) + laplace(space.columns(bits), rng))
     evidence = laplace if decided else poor
-    runs = [search_by(poor, space, evidence, 1000, np.random.default_rng([5, seed])) for seed in range(8)]
+    begun = [begin_search(poor, space, evidence, 1000, np.random.default_rng([5, seed])) for seed in range(8)]
+    runs = [finish_search(run, space, evidence, 1000, Watcher(run, None)) for run in begun]
     inclusion = np.array([run.population.share.mean(axis=0) for run in runs])
     logs = np.array([run.log_evidence for run in runs])
     z = (inclusion.mean(axis=0) - density @ bits / density.sum()) / (inclusion.std(axis=0, ddof=1) / 8**0.5)
