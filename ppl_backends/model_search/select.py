@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
-from ppl_backends.model_search.certificate import Certificate, certify_evidence
+from ppl_backends.model_search.certificate import LARGEST_CHANGE, LARGEST_SHIFT, Certificate, certify_evidence
 from ppl_backends.model_search.enumeration import Enumerated, enumerate_models
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.table import EVIDENCES, can_enumerate, make_evidence
@@ -191,10 +191,11 @@ def select_variables(
         saved = saved.begin(ModelPath(space, chosen)) if saved else None
         runs = run_searches(space, chosen, draws, generators, executor, progressbar, saved)
         found, attrs, stats = runs.searched, _of_runs(runs), stage_stats(runs.runs)
-        if attrs["warnings"]:
-            warnings.warn(
-                f"select_variables: {attrs['warnings']}: increase draws", SamplerWarning, stacklevel=user_level()
-            )
+    if attrs["warnings"]:
+        more = "points" if enumerated else "draws"
+        warnings.warn(
+            f"select_variables: {attrs['warnings']}: increase {more}", SamplerWarning, stacklevel=user_level()
+        )
     attrs |= _certified(attrs, certify_evidence(form, space, chosen, np.concatenate(found.bits)))
     return search_inference_data(
         form,
@@ -282,13 +283,20 @@ def _enumerate(
     drawn = systematic_resampling(every.probability, chains * draws, rng)
     bits = every.bits[rng.permutation(drawn)].reshape(chains, draws, space.n_candidates)
     listed = Listed(every.bits, every.log_evidence, every.probability).best()
+    noise = ""
+    # An estimate from a single point has no known error.
+    if not (every.total_se <= LARGEST_SHIFT and np.all(every.inclusion_se <= LARGEST_CHANGE)):
+        noise = (
+            f"the estimated evidences give the log evidence a standard error of {every.total_se:.2g}, and inclusions of up "
+            f"to {every.inclusion_se.max(initial=0.0):.2g}"
+        )
     attrs = {
         "method": "enumeration of models",
         "n_models": len(every.bits),
         "log_evidence": every.total,
         "log_evidence_se": every.total_se,
         "log_evidence_df": float("inf"),
-        "log_evidence_trusted": 1,
-        "warnings": "",
+        "log_evidence_trusted": int(not noise),
+        "warnings": noise,
     }
     return Searched(bits, every.inclusion, every.inclusion_se, listed), attrs, {}

@@ -210,3 +210,10 @@ def test_what_does_not_fit_is_refused(options, message):
 def test_results_survive_a_file(tmp_path):
     idata = select(X=X, y=Y, family="gaussian", draws=50)
     idata.to_netcdf(tmp_path / "selected.nc")
+
+
+def test_estimates_without_a_known_error_are_not_trusted():
+    with pytest.warns(SamplerWarning, match="a standard error of nan.*: increase points"):
+        idata = select(X=PIMA.X[:, :4], y=PIMA.y, evidence="importance_laplace", points=1)
+    assert not idata.posterior.attrs["log_evidence_trusted"]
+    assert idata.posterior.attrs["accuracy"] == "approximate"
