@@ -125,7 +125,7 @@ def design_form(X: Any, y: Any, family: str, link: str | None, prior: Any, alway
     if link is not None and LINKS[family] != link and (family, link) not in FAMILIES:
         raise ModelError(f"link={link!r} is not known for family={family!r}")
     if family == "gaussian":
-        if prior not in (None, "g", "hyper-g"):
+        if not (prior is None or (isinstance(prior, str) and prior in ("g", "hyper-g"))):
             raise ModelError(f"prior={shown(prior)}: with family='gaussian' expected 'g' or 'hyper-g'")
         target = Coefficients(names, own, added, ("sigma",), response, said)
         return Form(

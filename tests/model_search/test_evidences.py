@@ -58,6 +58,7 @@ def test_models_without_residuals_have_the_bayes_factor_of_an_r_squared_of_one(p
     saturated = LinearEvidence(columns, np.arange(6.0) ** 2, prior)  # n − 1 columns explain any y
     on = np.arange(6) < np.array([[5], [6]])
     np.testing.assert_array_equal(saturated.compute(on, None), [0.0, -np.inf])
+    assert np.isfinite(saturated.coefficients(on[0], 1000, rng(0))["coefficients"]).all()
     y = columns[:, 0] - 2 * columns[:, 1]
     if prior == "hyper-g":
         with pytest.raises(ModelError, match="evidence of such a model is infinite"):

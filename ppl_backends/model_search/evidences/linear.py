@@ -15,7 +15,7 @@ import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.model_search.evidences.base import Evidence
-from ppl_backends.model_search.evidences.linear_kernels import log_evidences, share_left
+from ppl_backends.model_search.evidences.linear_kernels import EXPLAINED, log_evidences, share_left
 from ppl_backends.model_search.evidences.walk_kernels import Form, walk
 from ppl_backends.model_search.space import Bits, ModelSpace
 from ppl_backends.targets.protocol import Array
@@ -91,9 +91,10 @@ class LinearEvidence(Evidence):
         """Return draws of the normal–inverse-gamma posterior: ``coefficients``, ``intercept`` and ``sigma``."""
         on = np.flatnonzero(self._varying(columns))
         k, factor = len(on), np.empty((self.p + 1, self.p))
-        left = share_left(self.correlation, self.right, on, factor)
+        left = max(float(share_left(self.correlation, self.right, on, factor)), EXPLAINED)
+        left = 0.0 if k == self.n - 1 else left  # as many columns as degrees of freedom explain any y
         lower, projected = np.tril(factor[:k, :k]), factor[k, :k]
-        g = np.full(n, self.g) if self.hyper == 0.0 else self._draw_g(k, float(left), n, rng)
+        g = np.full(n, self.g) if self.hyper == 0.0 else self._draw_g(k, left, n, rng)
         shrunk = g / (1.0 + g)
         rest = 1.0 - shrunk * (1.0 - left)
         variance = 0.5 * self.n * rest / rng.gamma(0.5 * (self.n - 1), size=n)
