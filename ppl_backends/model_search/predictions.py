@@ -105,11 +105,10 @@ def predict(idata: Any, X: Any) -> Prediction:
 def _columns(X: Any, predictors: list[str]) -> Array:
     """Return the new design ``(n, p)``; columns of a data frame by name."""
     design, names = read_design(X)
-    if not set(predictors) - set(names):
-        return design[:, [names.index(name) for name in predictors]]
     if names != tuple(f"x{j}" for j in range(len(names))):  # those of a data frame
-        missing = [name for name in predictors if name not in names]
-        raise ModelError(f"predict: X has no column {missing[0]!r}, which the search had")
+        if missing := [name for name in predictors if name not in names]:
+            raise ModelError(f"predict: X has no column {missing[0]!r}, which the search had")
+        return design[:, [names.index(name) for name in predictors]]
     if design.shape[1] != len(predictors):
         raise ModelError(f"predict: X has {design.shape[1]} columns, the search had {len(predictors)}")
     return design

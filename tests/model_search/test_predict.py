@@ -80,6 +80,8 @@ def test_columns_are_found_by_name():
         predict(idata, new[["a", "b", "d"]])
     with pytest.raises(ModelError, match="has 3 columns, the search had 4"):
         predict(idata, NEW[:, :3])
+    with pytest.raises(ModelError, match="has 5 columns, the search had 4"):  # also if it was of an array
+        predict(select(X=X, y=Y, family="gaussian"), np.column_stack([np.ones(6), NEW]))
     assert predict(idata, NEW[:0]).mean.shape == (0,)
 
 
