@@ -94,6 +94,9 @@ class Selection:
         self._check(self.current())
 
     def _check_names(self) -> None:
+        given = list(self._indicators.values())
+        if twice := [name for name in given if given.count(name) > 1]:
+            raise ModelError(f"indicators: {twice[0]!r} is the coefficient of several indicators; it can have one")
         for name in (*self._indicators, *self._indicators.values()):
             if name not in self.start:
                 known = ", ".join(map(repr, self.start))
@@ -153,8 +156,9 @@ class Selection:
         rng, joint = np.random.default_rng(0), self._model.compile_logp()
         x, own = self.target.point.copy(), np.empty(self.target.dim)
         gaps = []
-        for _ in range(4):
-            bits, theta = rng.random(len(selected.switched)) < 0.5, 0.3 * rng.standard_normal(len(selected.always))
+        first, second = rng.random((2, len(selected.switched))) < 0.5
+        for bits in (first, ~first, second, ~second):  # each indicator is off at some points, and on at others
+            theta = 0.3 * rng.standard_normal(len(selected.always))
             own[selected.indicators], own[selected.coefficients] = bits, theta
             x[self.target.free] = own
             on = selected.columns(bits[None])[0]

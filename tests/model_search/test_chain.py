@@ -179,6 +179,8 @@ def test_an_estimate_around_a_draw_of_the_posterior_has_its_law():
 def test_what_does_not_fit_is_refused(model):
     with pytest.raises(ModelError, match="'delta' is not among the free variables"):
         pb.steps.ModelSearch({"delta": "beta"}, model=model)
+    with pytest.raises(ModelError, match="'beta' is the coefficient of several indicators"):
+        pb.steps.ModelSearch({"gamma": "beta", "alpha": "beta"}, model=model)
     with pytest.raises(ModelError, match="shape"):
         pb.steps.ModelSearch({"gamma": "level"}, model=model)
     with pytest.raises(ModelError, match="is still part of the likelihood"):
