@@ -98,16 +98,17 @@ def select_variables(
         flat intercept and log σ. Others: normal with the given standard deviations, 5 for slopes and 20 for the
         intercept by default; or Cauchy, of scale 2.5 and 10.
     model_prior : {"uniform", "beta_binomial"} or callable
-        Prior of models; a function takes columns ``(n, p)`` and returns log probabilities ``(n,)``, which up to 20 candidates
-        need not be normalised.
+        Prior of models; a function takes columns ``(n, p)``, the first of which is the intercept if it was added to ``X``,
+        and returns log probabilities ``(n,)``, which up to 20 candidates need not be normalised.
     always : names, integers or mask, optional
         Columns in every model.
     groups : mapping of str to list of str, optional
-        Columns that are switched together, such as the dummies of a factor. An element of a model's variable is
-        ``"beta[0]"``, or ``"beta[age]"`` by the label of its coords, and ``"beta"`` is all its elements.
+        Columns of ``X`` that are switched together, by name or number, such as the dummies of a factor. An element of a
+        model's variable is ``"beta[0]"``, or ``"beta[age]"`` by the label of its coords, and ``"beta"`` is all its elements.
     heredity : {"strong", "weak"} or mapping, optional
         Whether a product needs all its parents, or one of them. Products are named ``"a:b"`` (``"beta[a:b]"`` in a
-        model), or given as ``{"child": ["parent", ...]}``.
+        model), and ``"a:b:c"`` also needs the products of two that are candidates. A dictionary names parents,
+        ``{"child": ["parent", ...]}``. A name of a column in a group stands for the group.
     evidence : {"auto", "exact", "ep", "laplace", "importance_laplace", "importance_ep"}
         Evidence of a model. Exact for the Gaussian family; else by expectation propagation, by Laplace, or by an
         unbiased estimate with ``points`` importance points from either. ``"auto"`` is exact, else EP if it takes at
@@ -165,8 +166,9 @@ def select_variables(
     else:
         form = design_form(X, y, family, link, prior, always)
     names = labels(form) if select is not None else {name: name for name in form.names}
+    known: dict[Any, str] = names if select is not None else names | dict(enumerate(form.target.coords["predictor"]))
     space = make_space(
-        tuple(names.values()), form.always, _renamed(groups, names) or None, _renamed(heredity, names), model_prior
+        tuple(names.values()), form.always, _renamed(groups, known) or None, _renamed(heredity, known), model_prior
     )
     one = space.n_candidates == 0
     enumerated = (
@@ -175,6 +177,8 @@ def select_variables(
     if enumerated and space.n_candidates > MOST_ENUMERATED:
         raise ModelError(f"method='enumerate': 2^{space.n_candidates} models are too many; use method='smc'")
     chosen = make_evidence(evidence, form, space.n_candidates, enumerated, points)
+    if form.linear is not None:
+        _refuse_dependent(space, chosen)
     saved = None
     if checkpoint is not None:
         if enumerated:
@@ -216,9 +220,23 @@ def _refuse_design(**given: Any) -> None:
             raise ModelError(f"{name} is an option for a design; with select= the model determines it")
 
 
-def _renamed(given: Any, names: Mapping[str, str]) -> Any:
+def _refuse_dependent(space: ModelSpace, evidence: Evidence) -> None:
+    """Raise ModelError for candidates of a linear model whose own columns are dependent, so that no model contains them."""
+    rng = np.random.default_rng(0)
+    if np.isneginf(evidence(space.always[None], rng)).any():
+        raise ModelError("X: the columns that every model contains are linearly dependent; leave one out")
+    alone = evidence(space.members | space.always, rng) if space.n_candidates else np.zeros(0)
+    if np.isneginf(alone).any():
+        name = space.names[int(np.argmin(alone))]
+        raise ModelError(
+            f"X: the columns of {name!r} and those of every model are linearly dependent, so no model can contain "
+            f"{name!r}; leave a column out (such as one dummy of a factor)"
+        )
+
+
+def _renamed(given: Any, names: Mapping[Any, str]) -> Any:
     """Return groups or heredity with columns by their shown names; None and words are returned as they are."""
-    if isinstance(given, str):
+    if isinstance(given, str | int | np.integer):
         return names.get(given, given)
     if isinstance(given, Mapping):
         return {_renamed(key, names): _renamed(each, names) for key, each in given.items()}

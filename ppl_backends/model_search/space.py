@@ -156,7 +156,7 @@ def make_space(
         If a name is unknown, a column is in two groups, or parents form a circle.
     """
     members, labels = _members(names, always, groups or {})
-    parents, strong = _parents(labels, heredity)
+    parents, strong = _parents(names, labels, members, heredity)
     order = _parents_first(labels, parents)
     return ModelSpace(
         tuple(labels[i] for i in order), members[order], always, parents[np.ix_(order, order)], strong, prior
@@ -187,29 +187,75 @@ def _members(names: tuple[str, ...], always: Bits, groups: dict[str, list[str]])
     return members, list(found)
 
 
-def _parents(labels: list[str], heredity: Any) -> tuple[Bits, bool]:
+def _parents(names: tuple[str, ...], labels: list[str], members: Bits, heredity: Any) -> tuple[Bits, bool]:
     """Return the parents of each candidate, and whether all of them are needed."""
     parents = np.zeros((len(labels), len(labels)), dtype=bool)
     if heredity is None:
         return parents, True
+    column_of = {name: int(np.argmax(members[:, j])) if members[:, j].any() else -1 for j, name in enumerate(names)}
+    candidate = column_of | {label: i for i, label in enumerate(labels)}  # −1 for columns in every model
+    known = tuple(candidate)
     if isinstance(heredity, str):
-        given = {label: _factors(label, labels) for label in labels if ":" in label}
-        if not given:
-            raise ModelError(f"heredity={heredity!r}: no candidate is named as a product, like 'age:bmi'")
+        given = _products(names, labels, members, known, heredity)
     else:
         given = {child: [each] if isinstance(each, str) else list(each) for child, each in heredity.items()}
     for child, each in given.items():
-        i = place(tuple(labels), child, "heredity")
-        for parent in each:
-            parents[i, place(tuple(labels), parent, f"heredity: {child!r}")] = True
+        i = candidate[known[place(known, child, "heredity")]]
+        if i < 0:
+            raise ModelError(f"heredity: {child!r} is in every model; leave it out of one of the two")
+        found = {candidate[known[place(known, parent, f"heredity: {child!r}")]] for parent in each}
+        if isinstance(heredity, str):  # a group may contain a product and its factors
+            found.discard(i)
+        if heredity != "weak" or -1 not in found:  # one parent that is in every model is enough for "weak"
+            parents[i, [parent for parent in found if parent >= 0]] = True
     return parents, heredity != "weak"
 
 
-def _factors(label: str, labels: list[str]) -> list[str]:
-    """Return the factors of a product among the candidates: those of ``a:b``, or ``x[a]`` and ``x[b]`` of ``x[a:b]``."""
-    parts = [part for part in label.split(":") if part in labels]
-    variable, _, inside = label.partition("[")
-    return parts or [part for each in inside[:-1].split(":") if (part := f"{variable}[{each}]") in labels]
+def _products(
+    names: tuple[str, ...], labels: list[str], members: Bits, known: tuple[str, ...], heredity: str
+) -> dict[str, list[str]]:
+    """Return the parents of candidates that are products, by the names of their columns or by their own."""
+    factors = {name: _factors(name) for name in known}
+    single = {name for name in known if factors[name] == {name}}
+    given = {}
+    for label, row in zip(labels, members, strict=True):
+        columns = [names[j] for j in np.flatnonzero(row) if names[j] not in single]
+        own = [label] if label not in single else []
+        if not columns and not own:
+            continue
+        product = next(
+            (each for each in (columns, own) if each and all(factors[name] <= single for name in each)), None
+        )
+        if product is None:
+            name = (columns or own)[0]
+            missing = ", ".join(map(repr, sorted(factors[name] - single)))
+            raise ModelError(
+                f"heredity={heredity!r}: {missing}, of the product {name!r}, is not among the columns; add it, or name the "
+                f"parents of all products, heredity={{{label!r}: [...]}}"
+            )
+        given[label] = [parent for name in product for parent in _largest(factors[name], factors)]
+    if not given:
+        raise ModelError(f"heredity={heredity!r}: no candidate is named as a product, like 'age:bmi'")
+    return given
+
+
+def _factors(name: str) -> frozenset[str]:
+    """Return the factors of a product ``a:b``, which are ``x[a]`` and ``x[b]`` for ``x[a:b]``; else the name alone."""
+    parts = name.split(":")
+    if all(part.count("[") == part.count("]") for part in parts):
+        return frozenset(parts)
+    variable, _, inside = name.partition("[")
+    each = inside[:-1].split(", ")
+    where = next(axis for axis, label in enumerate(each) if ":" in label)
+    return frozenset(
+        f"{variable}[{', '.join([*each[:where], part, *each[where + 1 :]])}]" for part in each[where].split(":")
+    )
+
+
+def _largest(product: frozenset[str], factors: dict[str, frozenset[str]]) -> list[str]:
+    """Return the names whose factors are some of a product's, without those that are factors of another such name."""
+    inside = {name: each for name, each in factors.items() if each < product or product == each == {name}}
+    return [name for name, each in inside.items() if not any(each < other for other in inside.values())]
 
 
 def _parents_first(labels: list[str], parents: Bits) -> list[int]:

@@ -77,7 +77,7 @@ def test_elements_are_named_by_numbers_or_by_labels():
             for two in (["beta[age]", "beta[1]"], ["beta[0]", "beta[sex]"])
         ]
         hereditary = select(select={"beta": True}, heredity="strong")
-        with pytest.raises(ModelError, match=r"heredity: 'beta\[old\]' is not among 'beta\[age\]', 'beta\[sex\]'"):
+        with pytest.raises(ModelError, match=r"heredity: 'beta\[old\]' is not among 'level', 'beta\[age\]'"):
             select(select={"beta": True}, heredity={"beta[old]": ["beta[age]"]})
     for each in both:
         gamma = each.posterior["gamma"].values.reshape(-1, 4).astype(bool)

@@ -115,6 +115,32 @@ def test_products_need_their_parents(heredity):
     assert idata.posterior.attrs["log_evidence"] == pytest.approx(total)
 
 
+def test_parents_may_be_in_groups_in_every_model_or_products():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(dict(zip("abc", X.T[:3], strict=True)))
+    for name in ("a:c", "b:c", "a:b:c"):
+        frame[name] = frame[name.split(":")].prod(axis=1)
+
+    def models(heredity="strong", **options):
+        found = select(X=frame, y=Y, family="gaussian", heredity=heredity, **options)
+        return found.selection["model_gamma"].values.astype(bool)
+
+    both = models(groups={"both": ["a", "b"]})
+    assert len(both) == 3 + 5  # without a parent of products; with both
+    assert both[both[:, 3:].any(axis=1)][:, :3].all()
+    assert both[both[:, 5]][:, :5].all()
+    assert len(models(groups={"products": ["a:c", "b:c", "a:b:c"]})) == 8 + 1
+    named = {"a:c": ["a", "c"], "b:c": ["b"], "a:b:c": ["a:c", "b:c"]}
+    assert len(models(always=["c"])) == len(models(named, always=["c"]))
+    weak = models("weak", always=["c"])
+    assert (weak[:, 3] & ~weak[:, 0]).any()
+    by_number = models(None, groups={"two": [0, 1]})
+    np.testing.assert_array_equal(by_number[:, 0], by_number[:, 1])
+    frame = frame.drop(columns="c")
+    with pytest.raises(ModelError, match="'c', of the product 'a:c', is not among the columns"):
+        models()
+
+
 @pytest.mark.parametrize("always", [["x3"], [3], [False, False, False, True, False]])
 def test_columns_that_are_always_in(always):
     idata = select(X=X, y=Y, family="gaussian", always=always)
@@ -197,6 +223,11 @@ def test_models_are_listed_by_probability():
         ({"y": np.where(Y > 0, "yes", "no")}, "y has values that are not numbers; code classes as 0 and 1"),
         ({"y": Y[:5]}, r"y has shape \(5,\); expected"),
         ({"groups": {"g": []}}, "'g' is empty"),
+        (
+            {"X": np.eye(3)[np.arange(90) % 3], "groups": {"g": [0, 1, 2]}},
+            "no model can contain 'g'; leave a column out",
+        ),
+        ({"X": X[:, [0, 0, 1]], "always": [0, 1]}, "that every model contains are linearly dependent"),
         ({"groups": {"g": ["x1", "x2"]}, "always": ["x1"]}, "'x1' of 'g' is in every model"),
         ({"model_prior": lambda on: np.full(len(on), -np.inf)}, "returns -inf for every model"),
         ({"X": np.tile(X[:6], 12), "y": Y[:6], "method": "smc"}, "columns are dependent in all 2000 models"),
