@@ -19,6 +19,7 @@ _TERMS = {"edges": kernels.EDGES, "kstar": kernels.KSTAR, "triangles": kernels.T
 _MOVES = {"gibbs": kernels.GIBBS, "tnt": kernels.TNT}
 _STARTS = {"empty": kernels.EMPTY, "complete": kernels.COMPLETE, "random": kernels.RANDOM}
 _MOST_NODES_ENUMERATED = 7  # 2²¹ graphs
+_FEWEST_REPLICATES = 32  # with which a gap of one standard deviation is above the noise
 
 
 class ERGM(ExponentialFamily):
@@ -125,9 +126,9 @@ class ERGM(ExponentialFamily):
             Parameters of the comparison. Give draws of the posterior, including its tails, where a second phase is.
         rng : Generator
         burn_in : sequence of int, optional
-            Toggles at which the starts are compared; by default ¼, ½, 1, 2 and 4 times the simulator's burn-in.
+            Toggles at which the starts are compared, beside the simulator's burn-in; by default ¼, ½, 1, 2 and 4 times it.
         replicates : int
-            Chains per start.
+            Chains per start, at least 32; fewer cannot tell two phases from noise.
 
         Returns
         -------
@@ -135,8 +136,10 @@ class ERGM(ExponentialFamily):
         """
         if self.exact:
             raise ModelError("moves='enumerate' draws exactly: there is nothing to equilibrate")
-        lengths = burn_in if burn_in is not None else [max(1, int(self.burn_in * f)) for f in (0.25, 0.5, 1, 2, 4)]
-        toggles = np.unique(np.asarray(lengths, dtype=np.int64))
+        if replicates < _FEWEST_REPLICATES:
+            raise ModelError(f"replicates={replicates}: at least {_FEWEST_REPLICATES} are needed")
+        lengths = burn_in if burn_in is not None else [max(1, int(self.burn_in * f)) for f in (0.25, 0.5, 2, 4)]
+        toggles = np.unique(np.array([*lengths, self.burn_in], dtype=np.int64))
         starts = {"empty": kernels.EMPTY, "complete": kernels.COMPLETE}
         if self._start == kernels.GIVEN:
             starts["start"] = kernels.GIVEN

@@ -12,6 +12,7 @@ from ppl_backends.numerics.arrays import Array
 from ppl_backends.simulators import lattice_kernels as kernels
 from ppl_backends.simulators.family import ExponentialFamily
 
+_MOST_COLOURS = 127  # of bytes
 _MOST_STATES = 4096  # colourings of one row
 _MOST_ENUMERATED = 2**16  # of the whole lattice
 _LONGEST_PAST = 2**25  # random numbers
@@ -214,8 +215,8 @@ class Potts(_Lattice):
         burn_in: int = 100,
         interval: int = 10,
     ) -> None:
-        if n_colours < 2:
-            raise ModelError(f"n_colours={n_colours}: at least two are needed")
+        if not 2 <= n_colours <= _MOST_COLOURS:
+            raise ModelError(f"n_colours={n_colours}: at least two are needed, and at most {_MOST_COLOURS}")
         super().__init__(shape, int(n_colours), method, periodic, burn_in, interval)
 
     def _terms(self, theta: Any) -> tuple[float, Array]:
@@ -299,12 +300,12 @@ class TransferMatrix:
         local = coupling * self.pairs + field[self.colours].sum(axis=1)
         local_weight, log_scale = np.exp(local - local.max()), float(local.max())
         weights, log_z = [], 0.0
-        below = np.ones(self.n_states)
-        for _ in range(self.rows):
+        below, largest = np.ones(self.n_states), self.columns * max(coupling, 0.0)  # log of an entry between rows
+        for row in range(self.rows):
             weight = local_weight * below
             total = weight.sum()
             weights.append(weight / total)
-            log_z += log_scale + np.log(total)
+            log_z += log_scale + np.log(total) + (largest if row else 0.0)
             below = self._between(coupling, weight / total)
         return weights[::-1], log_z
 
@@ -326,8 +327,8 @@ class TransferMatrix:
         return np.swapaxes(out, 1, 2) if self.turned else out
 
     def _between(self, coupling: float, weight: Array) -> Array:
-        """Return the matrix between two rows times a vector."""
-        kernel = np.exp(coupling * np.eye(self.n_colours))
+        """Return the matrix between two rows, divided by its largest entry, times a vector."""
+        kernel = np.exp(coupling * np.eye(self.n_colours) - max(coupling, 0.0))
         cube = weight.reshape((self.n_colours,) * self.columns)
         for axis in range(self.columns):
             cube = np.moveaxis(np.tensordot(kernel, cube, axes=(1, axis)), 0, axis)

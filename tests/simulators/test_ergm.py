@@ -142,6 +142,7 @@ def test_equilibration_sees_a_second_phase():
     assert not found.equilibrated
     assert found.gap[1].max() > 1.5
     assert "equilibrated: False" in str(found)
+    assert not stuck.equilibration(TWO_PHASES, rng, burn_in=[400], replicates=50).equilibrated  # at 200, the one in use
     flipping = ERGM(16, ["edges", "kstar(2)"])
     healthy = flipping.equilibration([[-2.2, 0.05], TWO_PHASES], rng)
     assert healthy.equilibrated
@@ -174,6 +175,7 @@ def test_complement_moves_balance_the_phases():
         (lambda: ERGM(5).statistics(np.zeros((3, 3))), "data have shape"),
         (lambda: ERGM(5).simulate([0.0, 1.0], 1, np.random.default_rng()), "theta has 2 elements; expected 1"),
         (lambda: ERGM(5, moves="enumerate").equilibration([0.0], np.random.default_rng()), "nothing to equilibrate"),
+        (lambda: ERGM(5).equilibration([0.0], np.random.default_rng(), replicates=4), "at least 32"),
     ],
 )
 def test_errors(make, message):

@@ -104,6 +104,7 @@ def test_perfect_draws_of_a_larger_lattice():
         (lambda: Ising((4, 4), periodic=True, method="transfer"), "free boundaries"),
         (lambda: Potts((4, 4), 3, method="cftp"), "method='cftp'"),
         (lambda: Potts((4, 4), 1), "at least two"),
+        (lambda: Potts((1, 4), 128), "at most 127"),
         (lambda: Ising((4, 4), burn_in=0), "at least 1"),
         (lambda: Ising((2, 2)).statistics(np.zeros((2, 2))), "spins"),
         (lambda: Potts((2, 2), 2).statistics(np.full((2, 2), 2)), "colours are"),
@@ -118,6 +119,13 @@ def test_perfect_draws_of_a_larger_lattice():
 def test_errors(make, message):
     with pytest.raises(ModelError, match=message):
         make()
+
+
+def test_a_strong_coupling_does_not_overflow():
+    model = Ising((12, 12))
+    assert model.log_normalizer([50.0]) == pytest.approx(50.0 * 264 + np.log(2), rel=1e-12)  # two states remain
+    drawn = model.simulate([50.0], 64, np.random.default_rng(1)).mean(axis=(1, 2))
+    assert set(drawn) == {-1.0, 1.0}
 
 
 def test_hopeless_coupling_from_the_past_says_so(monkeypatch):
