@@ -1,14 +1,12 @@
 """Choose the learning rate λ of a Gibbs posterior, and the scale of its prior, from the data.
 
-=====================  =============================================================================================
-``cross-validation``   risk of predictions on held-out folds: by refitting (VI), by removing the folds' sites from one
-                                              EP fit per λ, or by reweighting the particles of one SMC run from the
-                                              prior to the largest λ
-                       ``bound``              the PAC-Bayes bound itself, with log(number of candidates) added, so that
-                       the choice is certified ``annealing``          the same along increasing λ, each fit the start
-                       of the next, until the bound rises ``safe-bayes``         loss on every block of data, expected
-                       under the posterior given the blocks before it
-=====================  =============================================================================================
+====================  ==============================================================================================
+``cross-validation``  risk of predictions on held-out folds: by refitting (VI), by removing the folds' sites from one
+                      EP fit per λ, or by reweighting the particles of one SMC run from the prior to the largest λ
+``bound``             the PAC-Bayes bound itself, with log(number of candidates) added, so that the choice is certified
+``annealing``         the same along increasing λ, each fit the start of the next, until the bound rises
+``safe-bayes``        loss on every block of data, expected under the posterior given the blocks before it
+====================  ==============================================================================================
 
 All of them keep η = λ/n, the weight of one observation, when they leave data out. The pseudo-evidence cannot compare
 learning rates, because it decreases in λ for any data, but it compares priors at one λ: :func:`choose_prior_scale`.

@@ -281,10 +281,13 @@ class GibbsPosterior(WrappedTarget):
         return self._on(risk.X[rows], risk.y[rows], risk.offset[rows]).with_learning_rate(self.eta * len(rows))
 
     def with_data(self, new: Mapping[str, Any]) -> GibbsPosterior:
-        """Return the same posterior on other data ``{"X": …, "y": …}``, with the same λ."""
-        if set(new) != {"X", "y"}:
-            raise ModelError(f"new data {sorted(new)}: expected X and y")
-        return self._on(*_checked_data(self._linear("with_data").loss, new["X"], new["y"], 0.0))
+        """Return the same posterior on other data ``{"X": …, "y": …}``, with the same λ; offsets of rows are data too."""
+        risk = self._linear("with_data")
+        if set(new) - {"offset"} != {"X", "y"}:
+            raise ModelError(f"new data {sorted(new)}: expected X and y, and offset if rows have one")
+        if "offset" not in new and np.ptp(risk.offset) > 0:
+            raise ModelError("new data lack 'offset', which differs between the rows of this posterior")
+        return self._on(*_checked_data(risk.loss, new["X"], new["y"], new.get("offset", risk.offset[0])))
 
     def _on(self, X: Array, y: Array, offset: Array) -> GibbsPosterior:
         """Return the same posterior on other rows."""

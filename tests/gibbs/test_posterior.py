@@ -32,6 +32,17 @@ def draws(idata, name="theta"):
     return values.reshape(-1, *values.shape[2:])
 
 
+def test_other_rows_keep_a_common_offset_and_need_offsets_of_their_own(data):
+    X, y = data
+    new, at = {"X": X[:5], "y": y[:5]}, np.zeros((1, 2))
+    common = GibbsPosterior((0.0, 1.0), "hinge", X, y, learning_rate=30.0, offset=0.5)
+    assert common.with_data(new).risk(at)[0] == pytest.approx(np.mean(1 - 0.5 * y[:5]))
+    own = GibbsPosterior((0.0, 1.0), "hinge", X, y, learning_rate=30.0, offset=X[:, 0])
+    with pytest.raises(ModelError, match="new data lack 'offset'"):
+        own.with_data(new)
+    np.testing.assert_array_equal(own.with_data(new | {"offset": X[:5, 0]}).scores(at)[0], X[:5, 0])
+
+
 def test_density_is_prior_times_exponential_of_minus_lambda_times_mean_loss(data):
     X, y = data
     posterior = GibbsPosterior((0.5, [1.0, 4.0]), "hinge", X, y, learning_rate=30.0)
