@@ -14,7 +14,7 @@ import numpy as np
 
 from ppl_backends.orthants.intervals import Array, quantile
 from ppl_backends.orthants.ordering import Rectangle
-from ppl_backends.orthants.path import CoordinatePath, Coordinates
+from ppl_backends.orthants.path import CoordinatePath, PartlyDrawn
 from ppl_backends.orthants.tilt import Tilt
 from ppl_backends.smc.core import Start
 
@@ -57,9 +57,9 @@ class ChainPath(CoordinatePath):
 
     def start(self, n: int, rng: np.random.Generator) -> Start:
         """Return particles before the first coordinate."""
-        return Start(Coordinates(np.zeros((2, n)).T))
+        return Start(PartlyDrawn(np.zeros((2, n)).T))
 
-    def drawing(self, population: Coordinates) -> Callable[[int], Array]:
+    def drawing(self, population: PartlyDrawn) -> Callable[[int], Array]:
         """Return the function that draws coordinate k, updates the state, and returns the logs of the weights."""
         states, chain, tilt, rectangle = population.x.T, self.chain, self.tilt, self.rectangle
         states[1] = states[0]
@@ -74,7 +74,7 @@ class ChainPath(CoordinatePath):
 
         return draw
 
-    def extend(self, population: Coordinates, stage: int, rng: np.random.Generator) -> Coordinates:
+    def extend(self, population: PartlyDrawn, stage: int, rng: np.random.Generator) -> PartlyDrawn:
         """Return the particles at the new states."""
         states = population.x.T
-        return Coordinates(np.array([states[1], states[1]]).T, stage)
+        return PartlyDrawn(np.array([states[1], states[1]]).T, stage)

@@ -31,7 +31,7 @@ class NoneInside(Exception):
 
 
 @dataclass(frozen=True)
-class Coordinates(Population):
+class PartlyDrawn(Population):
     """Particles of which the first ``drawn`` columns of ``x`` are drawn; the others are reserved for later stages."""
 
     drawn: int = 0
@@ -81,9 +81,9 @@ class CoordinatePath:
 
     def start(self, n: int, rng: np.random.Generator) -> Start:
         """Return particles before the first coordinate."""
-        return Start(Coordinates(np.empty((self.rectangle.rank, n)).T))
+        return Start(PartlyDrawn(np.empty((self.rectangle.rank, n)).T))
 
-    def next(self, population: Coordinates, weights: Array | None, schedule: WhenUneven) -> tuple[int, Array]:
+    def next(self, population: PartlyDrawn, weights: Array | None, schedule: WhenUneven) -> tuple[int, Array]:
         """Draw coordinates until the weights are uneven; return their number and the log incremental weights."""
         first = population.drawn
         draw = self.drawing(population)
@@ -97,7 +97,7 @@ class CoordinatePath:
                 break
         return k + 1, log_weights
 
-    def drawing(self, population: Coordinates) -> Callable[[int], Array]:
+    def drawing(self, population: PartlyDrawn) -> Callable[[int], Array]:
         """Return the function that draws coordinate k into its column and returns the logs of its weights."""
         z, rows, first = population.x.T, self.rectangle.rows, population.drawn
         offsets = rows[first : first + PANEL, :first] @ z[:first]
@@ -113,7 +113,7 @@ class CoordinatePath:
         """Return whether every coordinate is drawn."""
         return stage == self.rectangle.rank
 
-    def extend(self, population: Coordinates, stage: int, rng: np.random.Generator) -> Coordinates:
+    def extend(self, population: PartlyDrawn, stage: int, rng: np.random.Generator) -> PartlyDrawn:
         """Return the particles with the coordinates of the stage."""
         return replace(population, drawn=stage)
 

@@ -283,8 +283,10 @@ def _combine(runs: Runs, name: str) -> RectangleProbability:
     log_p = float(logsumexp(runs.log_p) - np.log(n))
     if name == "ep":
         se, df = np.nan, np.nan
-    elif n == 1 or not np.isfinite(log_p):
+    elif n == 1:
         se, df = 0.0, np.inf
+    elif not np.isfinite(log_p):
+        se, df = np.nan, np.nan
     else:
         se, df = float(np.exp(runs.log_p - log_p).std(ddof=1) / np.sqrt(n)), n - 1.0
     return RectangleProbability(log_p, se, df, runs.efficiency, name, not runs.reasons, runs.reasons)

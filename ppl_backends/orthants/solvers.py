@@ -204,6 +204,6 @@ def _from_weights(log_w: Array) -> Runs:
     n = log_w.shape[1]
     efficiency = effective_sample_size(log_w.ravel()) / log_w.size
     reasons: tuple[str, ...] = ()
-    if efficiency < LEAST_EFFICIENCY:
+    if not efficiency >= LEAST_EFFICIENCY:
         reasons = (f"efficiency {efficiency:.2g} is below {LEAST_EFFICIENCY:g}: the standard error may be too small",)
     return Runs(logsumexp(log_w, axis=1) - np.log(n), efficiency, reasons)

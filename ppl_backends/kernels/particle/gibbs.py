@@ -45,7 +45,7 @@ class PointsWithPaths(Population):
     @property
     def log_density(self) -> Array:
         """Return the log density ``(n,)`` of the points given their paths."""
-        return np.where(np.isnan(self.complete), -np.inf, self.log_rest + self.complete)
+        return np.where(self.complete < np.inf, self.log_rest + self.complete, -np.inf)  # as in a filter, for NaN too
 
 
 class PathDensity:

@@ -3,7 +3,6 @@ r"""Informed sub-sampling MCMC (Maire, Friel & Alquier 2019).
 The chain moves (θ, U), U a subset of n of the N rows. A step is
 
     U' = U with one row swapped for another, accepted with min{1, ν(U')/ν(U)}, ν(U) = exp(−‖z(U)‖²/(2s²))    (1)
-        and so on; the record of the step contains the number of swaps
     θ' = θ + h L ε, ε ~ N(0, I), accepted with min{1, π̃(θ' | U) / π̃(θ | U)}, π̃(θ | U) = p(θ) L(θ; U)^{N/n}  (2)
 
 The summary statistics are the scores at an expansion point, whitened: z(U) = mean_U Zᵢ − mean Zᵢ,
