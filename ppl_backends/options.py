@@ -188,6 +188,18 @@ def entries(expected: str = "names or integers, or a mask", at_least: int = 0) -
     return Option(expected, read)
 
 
+def several_names(expected: str = "a name or a sequence of names") -> Option:
+    """Return an option for a tuple of names; one name is a sequence of one."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        given = (value,) if isinstance(value, str) else tuple(value)
+        if isinstance(value, Mapping) or not all(isinstance(each, str) for each in given):
+            raise TypeError
+        return given
+
+    return Option(expected, read)
+
+
 def function(expected: str) -> Option:
     """Return an option for callables."""
     return that(callable, expected)

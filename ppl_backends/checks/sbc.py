@@ -23,7 +23,7 @@ import xarray as xr
 from ppl_backends.checks.methods import METHODS, draws_of
 from ppl_backends.checks.uniformity import chi_squared, ecdf_p_values
 from ppl_backends.errors import ModelError, PPLBackendsWarning, PriorSamplingError, SamplerWarning, user_level
-from ppl_backends.options import checked, choice, function, instance, integer, none
+from ppl_backends.options import checked, choice, function, instance, integer, none, several_names
 from ppl_backends.parallel import map_independent
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators, spawn_seeds
@@ -152,7 +152,7 @@ class Calibration:
     n=integer(20),
     ranks=integer(9),
     generate=none | function("a function of a generator that returns (parameters, data)"),
-    var_names=none | instance(Sequence, "a sequence of names"),
+    var_names=none | several_names(),
     options=none | instance(Mapping, "a mapping of options of the method"),
 )
 def sbc(

@@ -37,7 +37,7 @@ from ppl_backends.marginal_likelihood.draws import read_draws
 from ppl_backends.marginal_likelihood.necks import check_draws
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, smoothed_weights
 from ppl_backends.numerics.weights import systematic_resampling as resample
-from ppl_backends.options import checked, choice, increasing, instance, integer, none, number
+from ppl_backends.options import checked, choice, increasing, integer, none, number, several_names
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import build_inference_data
 from ppl_backends.results.tables import whole
@@ -125,6 +125,7 @@ class Sensitivity:
         """Return a column of the table."""
         return self.table[column]
 
+    @checked()
     def posterior(self, component: str, power: float, *, draws: int = 2000, random_seed: Any = None) -> Any:
         """Return the posterior under a power of a component as InferenceData with equally weighted draws.
 
@@ -141,10 +142,7 @@ class Sensitivity:
         -------
         arviz.InferenceData or xarray.DataTree
         """
-        if (component, power) not in self.draws:
-            known = ", ".join(f"({name!r}, {power:g})" for name, power in self.draws)
-            raise ModelError(f"component={component!r}, power={power!r}: expected one of {known}")
-        scaled, [rng] = self.draws[component, power], spawn_generators(random_seed, 1)
+        scaled, [rng] = self._scaled(component, power), spawn_generators(random_seed, 1)
         doubtful = _doubts({(component, power): scaled})
         chosen = rng.permutation(resample(scaled.weight, draws, rng))
         return build_inference_data(
@@ -159,8 +157,19 @@ class Sensitivity:
 
     def values(self, component: str, power: float, quantity: str) -> tuple[Array, Array]:
         """Return the values ``(n,)`` of ``quantity`` under a ``power`` of a ``component``, and their weights."""
-        scaled = self.draws[component, power]
-        return self.quantities(scaled.x)[:, list(self.table.index).index(quantity)], scaled.weight
+        scaled, known = self._scaled(component, power), list(self.table.index)
+        if quantity not in known:
+            raise ModelError(f"quantity={quantity!r}: expected one of {', '.join(known[:8])}")
+        return self.quantities(scaled.x)[:, known.index(quantity)], scaled.weight
+
+    def _scaled(self, component: str, power: float) -> Scaled:
+        """Return the draws under a power of a component, or raise ModelError with the components and powers."""
+        if (component, power) not in self.draws:
+            components, powers = (", ".join(map(str, dict.fromkeys(known))) for known in zip(*self.draws, strict=True))
+            raise ModelError(
+                f"component={component!r}, power={power!r}: expected one of the components {components} and powers {powers}"
+            )
+        return self.draws[component, power]
 
     def __repr__(self) -> str:
         return whole(self.table, digits=3)
@@ -171,8 +180,8 @@ class Sensitivity:
 
 @checked(
     powers=increasing(above=0),
-    var_names=none | instance(Sequence, "a sequence of names"),
-    prior_variables=none | instance(Sequence, "a sequence of names"),
+    var_names=none | several_names(),
+    prior_variables=none | several_names(),
     method=choice("auto", "weights", "moves"),
     draws=integer(100),
     threshold=number(above=0),
@@ -298,10 +307,9 @@ def _components(target: BaseTarget, prior_variables: Sequence[str] | None) -> di
     """Return the prior, the likelihood, and the priors of single variables if they are known."""
     terms = target.prior_terms
     unknown = sorted(set(prior_variables or ()) - set(terms.names))
-    if unknown or isinstance(prior_variables, str):
+    if unknown:
         raise ModelError(
-            f"prior_variables: {(unknown[0] if unknown else prior_variables)!r} is not a variable with a separate prior; "
-            f"those are {', '.join(terms.names)}"
+            f"prior_variables: {unknown[0]!r} is not a variable with a separate prior; those are {', '.join(terms.names)}"
         )
 
     def part(names: Sequence[str]) -> Component:
@@ -405,11 +413,9 @@ def _quantities(target: BaseTarget, var_names: Sequence[str] | None) -> _Quantit
     known = target.constrain(target.initial_points(1, np.random.default_rng(0)))
     names = list(var_names or target.parameter_names or known)
     unknown = [name for name in names if name not in known]
-    if unknown or isinstance(var_names, str):
+    if unknown:
         shown = ", ".join(list(known)[:8])
-        raise ModelError(
-            f"var_names: {(unknown[0] if unknown else var_names)!r} is not a variable of {target.label} ({shown})"
-        )
+        raise ModelError(f"var_names: {unknown[0]!r} is not a variable of {target.label} ({shown})")
     return _Quantities(target, names)
 
 

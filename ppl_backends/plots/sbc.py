@@ -11,7 +11,7 @@ from scipy.stats import binom
 from ppl_backends.checks.sbc import Calibration
 from ppl_backends.checks.uniformity import empirical, histogram, places_of, simultaneous_band
 from ppl_backends.errors import ModelError
-from ppl_backends.options import checked, instance, none, number
+from ppl_backends.options import checked, instance, none, number, several_names
 from ppl_backends.plots.sensitivity import _grid
 
 _MOST = 4  # quantities that are drawn by default
@@ -19,7 +19,7 @@ _MOST = 4  # quantities that are drawn by default
 
 @checked(
     result=instance(Calibration, "the result of pb.sbc"),
-    quantities=none | instance(Sequence, "a sequence of names of quantities"),
+    quantities=none | several_names("a name or a sequence of names of quantities"),
     probability=number(above=0, below=1),
 )
 def plot_sbc(
@@ -57,7 +57,7 @@ def plot_sbc(
     >>> pb.plot_sbc(result).shape
     (2, 1)
     """
-    if isinstance(quantities, str) or set(quantities or ()) - set(result.labels):
+    if set(quantities or ()) - set(result.labels):
         raise ModelError(f"quantities={quantities!r}: expected names among {', '.join(result.labels[:8])}")
     names = list(quantities or result.table["p_chi2"].sort_values(kind="stable").index[:_MOST])
     columns = [result.labels.index(name) for name in names]

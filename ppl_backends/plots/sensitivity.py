@@ -9,7 +9,7 @@ import numpy as np
 
 from ppl_backends.checks.sensitivity import LIKELIHOOD, PRIOR, Sensitivity
 from ppl_backends.errors import ModelError
-from ppl_backends.options import checked, choice, instance, none
+from ppl_backends.options import checked, choice, instance, none, several_names
 from ppl_backends.targets.protocol import Array
 
 _MOST = 4  # quantities that are drawn by default
@@ -17,8 +17,8 @@ _MOST = 4  # quantities that are drawn by default
 
 @checked(
     result=instance(Sensitivity, "the result of pb.sensitivity"),
-    quantities=none | instance(Sequence, "a sequence of names of rows of the table"),
-    components=instance(Sequence, "a sequence of names, such as ('prior', 'likelihood')"),
+    quantities=none | several_names("a name or a sequence of names of rows of the table"),
+    components=several_names("a name or a sequence of names, such as ('prior', 'likelihood')"),
     kind=choice("ecdf", "moments"),
 )
 def plot_sensitivity(
@@ -66,8 +66,8 @@ def plot_sensitivity(
     chosen = _most_sensitive(result, components) if quantities is None else list(quantities)
     for asked, names, what in ((chosen, known, "quantities"), (components, _components(result), "components")):
         unknown = [name for name in asked if name not in names]
-        if unknown or isinstance(asked, str):
-            raise ModelError(f"{what}: {(unknown[0] if unknown else asked)!r} is none of {', '.join(names[:8])}")
+        if unknown:
+            raise ModelError(f"{what}: {unknown[0]!r} is none of {', '.join(names[:8])}")
     axes = _grid(axes, len(components), len(chosen))
     draw = _distributions if kind == "ecdf" else _moments
     for row, component in zip(axes, components, strict=True):

@@ -10,7 +10,7 @@ import xarray as xr
 from scipy.stats import t as student_t
 
 from ppl_backends.errors import ModelError
-from ppl_backends.options import checked, choice, instance, none
+from ppl_backends.options import checked, choice, none, several_names
 from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.targets.protocol import Array
 
@@ -121,7 +121,7 @@ def _evidences(axis: Any, idata: Any) -> None:
 
 @checked(
     idata=inference_data("posterior", "sample_stats"),
-    parameters=none | instance(Sequence, "a sequence of names"),
+    parameters=none | several_names(),
     scale=choice("log", "linear"),
 )
 def plot_ladder(idata: Any, parameters: Sequence[str] | None = None, *, scale: str = "log", axes: Any = None) -> Any:

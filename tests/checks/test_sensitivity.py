@@ -165,7 +165,12 @@ def test_priors_of_single_variables_have_no_jacobian():
     with pytest.raises(ModelError, match="prior_variables: 'nu'"):
         pb.sensitivity(idata, model, prior_variables=["nu"])
     with pytest.raises(ModelError, match="var_names: 'nu'"):
-        pb.sensitivity(idata, model, var_names=["nu"])
+        pb.sensitivity(idata, model, var_names="nu")
+    for wrong in (("prior", 2.0, "mu"), ("prior", 0.8, "nu")):
+        with pytest.raises(ModelError, match="expected one of"):
+            result.values(*wrong)
+    with pytest.raises(ModelError, match="draws=0"):
+        result.posterior("prior", 0.8, draws=0)
 
 
 @pytest.mark.slow
