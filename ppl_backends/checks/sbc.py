@@ -27,7 +27,7 @@ from ppl_backends.options import checked, choice, function, instance, integer, n
 from ppl_backends.parallel import map_independent
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators, spawn_seeds
-from ppl_backends.results.inference_data import as_inference_data
+from ppl_backends.results.inference_data import as_inference_data, library_attrs
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -131,7 +131,12 @@ class Calibration:
         """Return groups ``prior`` (the true values) and ``calibration`` (ranks and moments) by simulation and quantity."""
         coords = {"simulation": np.arange(len(self.ranks)), "quantity": list(self.labels)}
         on = ("simulation", "quantity")
-        attrs = {"method": self.method, "n_ranks": self.n_ranks, "failed": self.failed, "warned": self.warned}
+        attrs = library_attrs() | {
+            "method": self.method,
+            "n_ranks": self.n_ranks,
+            "failed": self.failed,
+            "warned": self.warned,
+        }
         figures = {"rank": (on, self.ranks), "mean": (on, self.mean), "sd": (on, self.sd)}
         prior = {"theta": (("chain", "draw", "quantity"), self.truth[None])}
         draws = {"chain": [0], "draw": np.arange(len(self.ranks)), "quantity": list(self.labels)}

@@ -28,7 +28,7 @@ from ppl_backends.orthants.problem import GAUSSIAN, STRUCTURE, read_problems
 from ppl_backends.orthants.student import radius_nodes
 from ppl_backends.orthants.tilt import Tilt, saddle_point, weigh
 from ppl_backends.random import SeedLike, spawn_generators
-from ppl_backends.results.inference_data import as_inference_data
+from ppl_backends.results.inference_data import as_inference_data, library_attrs
 
 CHUNK = 4096  # proposals at a time
 MOST_COORDINATES = 2e8  # proposed in accept-reject before SMC replaces it
@@ -71,7 +71,11 @@ class TruncatedDraws:
         -------
         arviz.InferenceData or xarray.DataTree
         """
-        attrs = {"method": "truncated", "accuracy": "exact" if self.exact else "approximate", "ess": float(self.ess)}
+        attrs = library_attrs() | {
+            "method": "truncated",
+            "accuracy": "exact" if self.exact else "approximate",
+            "ess": float(self.ess),
+        }
         coords = {"chain": [0], "draw": np.arange(len(self.draws)), "x_dim_0": np.arange(self.draws.shape[1])}
         draws = xr.Dataset({"x": (tuple(coords), self.draws[None])}, coords=coords, attrs=attrs)
         return as_inference_data({"posterior": draws})

@@ -106,6 +106,11 @@ def normalised_evidence_error(attrs: Mapping[Any, Any], key: str = "log_evidence
     return float(np.hypot(error, float(attrs.get("log_prior_normalizer_se", 0.0))))
 
 
+def library_attrs() -> dict[str, str]:
+    """Return the attributes of ArviZ's schema that name this package and its version."""
+    return {"inference_library": "ppl_backends", "inference_library_version": ppl_backends.__version__}
+
+
 def build_inference_data(
     target: BaseTarget,
     points: Array,
@@ -129,8 +134,7 @@ def build_inference_data(
     chains, draws, _ = points.shape
     flat = points.reshape(chains * draws, -1)
     all_attrs = {
-        "inference_library": "ppl_backends",
-        "inference_library_version": ppl_backends.__version__,
+        **library_attrs(),
         "method": method,
         "accuracy": accuracy,
         "sampling_time": float(sampling_time),

@@ -11,13 +11,12 @@ import numpy as np
 import xarray as xr
 from scipy.special import logsumexp
 
-import ppl_backends
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.particle.paths import drawn_paths, traced
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.options import checked, choice, increasing, instance, integer, number
 from ppl_backends.random import spawn_generators
-from ppl_backends.results.inference_data import as_inference_data
+from ppl_backends.results.inference_data import as_inference_data, library_attrs
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import BaseTarget, named_point
 from ppl_backends.targets.state_space.filter import METHODS, Filter, History, draw_seeds
@@ -133,8 +132,7 @@ def particle_filter(
     for alarm in alarms:
         warnings.warn(alarm, SamplerWarning, stacklevel=user_level())
     attrs = {
-        "inference_library": "ppl_backends",
-        "inference_library_version": ppl_backends.__version__,
+        **library_attrs(),
         "method": f"particle filter ({filters.method})",
         "accuracy": "approximate",
         "n_particles": n_particles,

@@ -63,6 +63,9 @@ def test_where_acceptance_does_not_pay_draws_are_labelled():
     assert result.ess < 500
     assert np.isnan(result.acceptance)
     assert (result.draws >= lower).all()
+    attrs = result.to_inference_data()["posterior"].attrs
+    assert attrs["inference_library"] == "ppl_backends"
+    assert attrs["accuracy"] == "approximate"
 
 
 def test_acceptance_is_that_of_the_bound():
