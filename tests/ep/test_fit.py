@@ -378,6 +378,16 @@ def test_draws_leave_as_inference_data():
     assert idata.posterior.attrs["method"] == "ep"
 
 
+def test_marginals_that_move_far_from_ep_are_flagged():
+    """By importance sampling the mean of the outlier's coordinate is within .03 sd of EP's and its sd within 1 %."""
+    times = np.linspace(0, 3, 10)
+    covariance = 1.5 * np.exp(-0.5 * (np.subtract.outer(times, times) / 0.6) ** 2) + 1e-6 * np.eye(10)
+    y = np.sin(2 * times) + 0.1 * np.random.default_rng(3).standard_normal(10) + 3 * (np.arange(10) % 4 == 1)
+    q = fit_ep(Factors(np.eye(10), 0.0, StudentT(y, 1.0, 0.1), 0.0, np.linalg.inv(covariance)))
+    with pytest.warns(ApproximationWarning, match=r"the correction of the marginal of theta\[1\] moves its mean by 2"):
+        q.marginals()
+
+
 def test_marginals_follow_the_skewness_of_the_posterior():
     """Plasma is the most skewed of the paper's sets: the correction removes most of the Gaussian's error."""
     X, y, *_ = load_binary_regression("plasma", scaling="gelman")

@@ -23,8 +23,8 @@ from scipy.linalg import LinAlgError
 from scipy.special import logsumexp
 
 from ppl_backends.approximations.ep.evidence import evidence_gradient
-from ppl_backends.approximations.ep.marginals import mixed_marginals
-from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut, leave_one_out
+from ppl_backends.approximations.ep.marginals import mixed_marginals, warn_if_large
+from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut, leave_one_out, unchecked_marginals
 from ppl_backends.approximations.hyper import Design, HyperParameters, check_number, climb, design_around
 from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, judge_design
 from ppl_backends.approximations.marginals import Marginals, chosen
@@ -97,8 +97,11 @@ class EPMixture(MixtureApproximation):
         points : int
             Number of points of each coordinate at which the correction is computed; it is interpolated between them.
         """
-        parts = [partial(fit.marginals, points=points) for fit in self._fits]
-        return mixed_marginals(self, parts, self._latent, chosen(coordinates, self.names))
+        parts = [partial(unchecked_marginals, fit, points=points) for fit in self._fits]
+        index = chosen(coordinates, self.names)
+        found = mixed_marginals(self, parts, self._latent, index)
+        warn_if_large(found, self.mean[index], self.sd[index])
+        return found
 
     def component_shares(self) -> Array:
         """Return EP's shares of the components of mixtures given φ, averaged over φ ``(n_mixtures, k)``."""

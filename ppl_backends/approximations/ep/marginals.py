@@ -8,6 +8,7 @@ result is exact.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ from ppl_backends.approximations.ep.moments import tilted_moments
 from ppl_backends.approximations.ep.shards import EPSites
 from ppl_backends.approximations.marginals import Marginals
 from ppl_backends.approximations.mixture import MixtureApproximation
+from ppl_backends.errors import ApproximationWarning, user_level
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.sites import Array
@@ -26,6 +28,23 @@ HALF_WIDTH = 7.0  # standard deviations
 GRID = 401
 BLOCK = 200_000  # conditional sites in one quadrature
 CORRECTED_SHARE = 0.99  # of the weight of a mixture; the components with the smallest weights stay Gaussian
+
+LARGEST_SHIFT, LARGEST_RATIO = 1.0, 2.0  # of a mean, in standard deviations, and of a standard deviation
+
+
+def warn_if_large(marginals: Marginals, mean: Array, sd: Array) -> None:
+    """Warn if the correction of a marginal is not small against EP's mean and sd, since it is of first order."""
+    shift, ratio = np.abs(marginals.mean - mean) / sd, marginals.sd / sd
+    size = np.maximum(shift / LARGEST_SHIFT, np.abs(np.log(ratio)) / np.log(LARGEST_RATIO))
+    if not np.all(size <= 1.0):
+        j = int(np.argmax(np.nan_to_num(size, nan=np.inf)))
+        warnings.warn(
+            f"EP: the correction of the marginal of {marginals.names[j]} moves its mean by {shift[j]:.2g} standard "
+            f"deviations and multiplies its standard deviation by {ratio[j]:.2g}, and it is accurate only if "
+            "it is small: check with sample_smc",
+            ApproximationWarning,
+            stacklevel=user_level(),
+        )
 
 
 def corrected_marginals(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.approximations.ep.correction import sd_errors, second_order
-from ppl_backends.approximations.ep.marginals import corrected_marginals
+from ppl_backends.approximations.ep.marginals import corrected_marginals, warn_if_large
 from ppl_backends.approximations.ep.shards import EPSites
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.marginals import Marginals, chosen
@@ -89,9 +89,16 @@ class EPApproximation(GaussianApproximation):
         Returns
         -------
         Marginals
+
+        Warns
+        -----
+        ApproximationWarning
+            If a correction is large, because it is of first order.
         """
-        factors = self._needed_factors("marginals")
-        return corrected_marginals(self, self.sites, factors, self.names, chosen(coordinates, self.names), points)
+        index = chosen(coordinates, self.names)
+        found = unchecked_marginals(self, index, points)
+        warn_if_large(found, self.mean[index], self.sd[index])
+        return found
 
     def evidence_correction(self) -> float:
         """Return the second-order correction to add to ``log_evidence``; it removes most of EP's error if that is small.
@@ -162,3 +169,8 @@ def leave_out_normal(design: Any, offset: Array, y: Array, sd: Array, q: Gaussia
     blind = variance <= 0
     value[blind] = -0.5 * (((y - mean) / sd) ** 2 + LOG_2PI)[blind] - np.log(sd[blind])
     return np.where(blind | (variance < sd**2), value, -np.inf)
+
+
+def unchecked_marginals(q: EPApproximation, index: Any, points: int) -> Marginals:
+    """Return the corrected marginals of coordinates ``index`` of EP, however large the corrections are."""
+    return corrected_marginals(q, q.sites, q._needed_factors("marginals"), q.names, index, points)
