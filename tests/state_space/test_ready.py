@@ -6,6 +6,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 import ppl_backends as pb
+from ppl_backends.errors import ModelError
 from ppl_backends.targets.state_space.filter import Filter, draw_seeds
 from ppl_backends.targets.state_space.kalman import kalman_filter
 from tests.state_space.models import repeated
@@ -54,6 +55,15 @@ def test_filters_of_a_model_agree(case):
     scale = Filter(model, y).run(repeated(point, 1), 64, np.zeros(1, dtype=np.uint64))[0]
     (a, a_se), (b, b_se) = (likelihood(model, y, point, method, scale) for method in methods)
     assert abs(a - b) < normal_bound() * np.hypot(a_se, b_se)
+
+
+def test_a_vector_of_variances_is_no_matrix():
+    def matrices(p):
+        return 0.0, jnp.eye(2), p.a * jnp.eye(2), 0.0, jnp.eye(2), jnp.eye(2), 0.0, jnp.ones(2)
+
+    filters = Filter(pb.state_space.linear_gaussian(matrices, dim=2), np.zeros((3, 2)))
+    with pytest.raises(ModelError, match=r"R has shape \(1, 2\); expected \(2, 2\)"):
+        filters.state_shape({"a": np.ones(1)})
 
 
 @pytest.mark.slow

@@ -96,10 +96,21 @@ def _matrices_of(matrices: Callable[[Any], tuple[Any, ...]], dim: int, p: Any) -
 
     def one(p: Any) -> tuple[Any, ...]:
         m0, p0, a, c, q, h, d, r = (jnp.asarray(part, dtype=jnp.float64) for part in matrices(p))
-        vectors = [jnp.broadcast_to(m0, dim), jnp.broadcast_to(c, dim), jnp.atleast_1d(d)]
-        return *vectors, *(jnp.atleast_2d(part) for part in (p0, a, q, h, r))
+        square = [jnp.atleast_2d(part) for part in (p0, a, q, h, r)]
+        _check_matrices(square, dim)
+        return jnp.broadcast_to(m0, dim), jnp.broadcast_to(c, dim), jnp.atleast_1d(d), *square
 
     return p.each(one)
+
+
+def _check_matrices(square: list[Any], dim: int) -> None:
+    """Refuse matrices of other shapes, such as a vector of variances, which JAX would repeat in every row."""
+    k = square[3].shape[0]
+    for name, part, shape in zip(
+        ["P0", "A", "Q", "H", "R"], square, [(dim, dim)] * 3 + [(k, dim), (k, k)], strict=True
+    ):
+        if part.shape != shape:
+            raise ModelError(f"linear_gaussian: {name} has shape {part.shape}; expected {shape}")
 
 
 def _times(matrix: Any, x: Any) -> Any:
