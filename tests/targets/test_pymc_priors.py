@@ -3,6 +3,7 @@
 import numpy as np
 import pymc as pm
 import pytest
+from pymc.distributions.transforms import Interval
 from scipy import stats
 from scipy.special import gammaln
 
@@ -94,16 +95,29 @@ def test_ordered_elements_of_different_laws_are_drawn_by_rejection():
 
 
 @pytest.mark.parametrize(
-    "rounded",
+    ("prior", "share"),
     [
-        lambda: pm.Gamma("x", 0.001, 0.001),  # P(x < 1e-308) = 0.49
-        lambda: pm.Beta("x", 0.05, 0.05),  # P(1 - x < 1e-16) = 0.08
-        lambda: pm.Dirichlet("x", [0.002, 0.002, 0.002]),
+        (lambda: pm.Gamma("x", 0.001, 0.001), stats.gamma(0.001, scale=1000).cdf(1e-300)),
+        (lambda: pm.Beta("x", 0.05, 0.05), stats.beta(0.05, 0.05).cdf(1.2e-16)),  # of 1 - x
+        (lambda: pm.Dirichlet("x", [0.002, 0.002, 0.002]), None),
     ],
+    ids=["gamma", "beta", "dirichlet"],
 )
-def test_priors_whose_draws_round_to_a_bound_have_no_draws_of_the_rest(rounded):
+def test_draws_that_round_to_a_bound_are_next_to_it(prior, share):
+    """Not drawn again, which would sample the rest of the prior."""
     with pm.Model() as model:
-        pm.Normal("y", rounded().max(), 1, observed=0.0)
+        pm.Normal("y", prior().max(), 1, observed=0.0)
+    target = PyMCTarget(model)
+    x = draws_of(target)
+    assert np.isfinite(target.log_density(x)).all()
+    if share is not None:
+        bound = x.max() if share < 0.4 else x.min()
+        assert abs(np.mean(x == bound) - share) < 5 * np.sqrt(share * (1 - share) / N)
+
+
+def test_draws_that_round_to_a_bound_of_a_transform_without_a_next_number_are_refused():
+    with pm.Model() as model:
+        pm.Normal("y", pm.Beta("x", 0.01, 0.01, default_transform=Interval(0, 1)), 1, observed=0.0)
     with pytest.raises(PriorSamplingError, match=r"of 'x' round to a bound.*initial='laplace'"):
         draws_of(PyMCTarget(model))
 

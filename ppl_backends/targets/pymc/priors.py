@@ -20,6 +20,7 @@ from pymc.distributions.continuous import FlatRV, HalfFlatRV
 from pymc.distributions.distribution import PartialObservedRV
 from pymc.distributions.multivariate import CARRV
 from pymc.distributions.timeseries import AutoRegressiveRV
+from pymc.distributions.transforms import LogOddsTransform, LogTransform, SimplexTransform
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
@@ -63,6 +64,7 @@ except ImportError:  # PyTensor < 3
 _LARGEST_BATCH = 65_536
 _CHECKED_DRAWS, _CHECKED_IN_TURN, _CHECKED_NUMBERS = 1000, 100, 2_000_000
 _LARGEST_LOSS = 0.005  # of the draws; the log evidence is off by as much
+_SMALLEST = 1e-300  # distance from a bound at 0, far enough from where numbers lose digits
 
 
 class PriorDraws:
@@ -121,9 +123,16 @@ class PriorSampler:
         self._groups = _redrawn_together(model, self._transformed, shapes)
         values = {rv: on_the_line(rv) if is_circular(model, rv) else forward(model, rv, rv) for rv in self._free}
         errors = [_error_of_return(model, rv, values[rv]) for rv in self._transformed]
-        fixed = prior_replacements(model, data)
-        self._draws = PriorDraws(clone_replace([*values.values(), *errors], fixed, rebuild_strict=False))
-        self._refuse_lost(coordinates(shapes))
+
+        def draws(rounded: Sequence[Variable]) -> PriorDraws:
+            fixed = prior_replacements(model, data, rounded)
+            return PriorDraws(clone_replace([*values.values(), *errors], fixed, rebuild_strict=False))
+
+        self._draws, where = draws(()), coordinates(shapes)
+        rounded = [rv for rv in self._lost(where) if _is_clipped(model.rvs_to_transforms[rv])]
+        if rounded:
+            self._draws = draws(rounded)
+        _refuse_lost(self._lost(where))
 
     @property
     def at_once(self) -> bool:
@@ -154,11 +163,12 @@ class PriorSampler:
                 missing[group], kept[group] = missing[group][len(rows) :], kept[group] + len(inside)
         return x
 
-    def _refuse_lost(self, where: Mapping[str, NDArray[np.intp]]) -> None:
-        """Raise an error if more than a few draws have no finite point, although no transform restricts them.
+    def _lost(self, where: Mapping[str, NDArray[np.intp]]) -> dict[Variable, float]:
+        """Return the variables more than a few of whose draws have no finite point although no transform restricts them.
 
         They round to a bound of the support, as half of the draws of a Gamma(0.001, 0.001) do, or overflow. Drawing again
-        would sample the rest of the prior only. Outside what a transform allows, points are NaN, not infinite.
+        would sample the rest of the prior only. Outside what a transform allows, points are NaN, not infinite. The values
+        are the shares of draws.
         """
         dim = sum(map(np.size, where.values()))
         n = _CHECKED_DRAWS if self.at_once else _CHECKED_IN_TURN
@@ -167,14 +177,8 @@ class PriorSampler:
         for rv in self._free:
             own = draws[:, where[rv.name].ravel()]
             lost = np.isinf(own) if rv in self._transformed else ~np.isfinite(own)
-            shares[rv.name] = float(lost.any(axis=1).mean())
-        worst = max(shares, key=lambda name: shares[name])
-        if shares[worst] > _LARGEST_LOSS:
-            raise PriorSamplingError(
-                f"{100 * shares[worst]:.1f} % of the prior draws of '{worst}' round to a bound of its support, or overflow, "
-                "where the unconstrained value is not finite, so that the rest would not follow the prior: use "
-                "initial='laplace'"
-            )
+            shares[rv] = float(lost.any(axis=1).mean())
+        return {rv: share for rv, share in shares.items() if share > _LARGEST_LOSS}
 
     def _draw(self, n: int, rng: np.random.Generator) -> Array:
         """Return points ``(n, dim)``, NaN if a transform does not allow a draw; transforms must be invertible."""
@@ -188,8 +192,37 @@ class PriorSampler:
         return np.concatenate([draw.reshape(n, -1) for draw in draws[:k]], axis=1)
 
 
-def prior_replacements(model: pm.Model, data: DataValues) -> dict[Variable, Variable]:
-    """Return replacements by which draws follow the density as written: data, sorted elements, ``CAR`` and ``AR``."""
+def _refuse_lost(shares: Mapping[Variable, float]) -> None:
+    """Raise an error that names the variable of which the largest share of draws is lost."""
+    if shares:
+        worst = max(shares, key=lambda rv: shares[rv])
+        raise PriorSamplingError(
+            f"{100 * shares[worst]:.1f} % of the prior draws of '{worst.name}' round to a bound of its support, or overflow, "
+            "where the unconstrained value is not finite, so that the rest would not follow the prior: use "
+            "initial='laplace'"
+        )
+
+
+def _is_clipped(transform: Any) -> bool:
+    """Return whether draws that round to a bound can take the next number inside."""
+    return isinstance(transform, LogTransform | LogOddsTransform | SimplexTransform)
+
+
+def _inside(rv: Variable, transform: Any) -> Variable:
+    """Return the same draw; where it rounds to a bound, the number next to it, which is as good for the likelihood."""
+    if isinstance(transform, LogTransform):
+        largest = 1 / _SMALLEST
+    else:
+        largest = 1.0 if isinstance(transform, SimplexTransform) else 1.0 - np.finfo(float).epsneg
+    bounds = [pt.constant(bound, dtype="float64") for bound in (_SMALLEST, largest)]
+    return pt.clip(rv.owner.clone().outputs[rv.owner.outputs.index(rv)], *bounds)
+
+
+def prior_replacements(model: pm.Model, data: DataValues, rounded: Sequence[Variable] = ()) -> dict[Variable, Variable]:
+    """Return replacements by which draws follow the density as written: data, sorted elements, ``CAR`` and ``AR``.
+
+    Draws of the variables ``rounded`` do not round to the bounds of their support.
+    """
     fixed = fixed_values(model, data)
     for rv in free_variables(model):
         if isinstance(rv.owner.op, CARRV):
@@ -198,6 +231,8 @@ def prior_replacements(model: pm.Model, data: DataValues) -> dict[Variable, Vari
             replacement = _autoregressive_draw(rv)
         elif exchangeable_and_ordered(model, rv):
             replacement = _sorted_copy(rv, model.rvs_to_transforms[rv])
+        elif rv in rounded:
+            replacement = _inside(rv, model.rvs_to_transforms[rv])
         else:
             continue
         [fixed[rv]] = clone_replace([replacement], fixed, rebuild_strict=False)
