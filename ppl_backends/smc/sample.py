@@ -328,21 +328,14 @@ class _Call(NamedTuple):
         path = self.path
         moved_along = path.for_moves(self.kernel.uses_gradient, settings.metric)
         figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
-        samples, shares = last_particles(path, figures.runs), None
-        batches = affordable_batches(self._evaluations(figures) / len(figures.runs))
-        found = None if settings.unbiased else _by_mode(path, samples, figures, bridge_rng, batches)
-        if found is None:
-            bridge = bridge_evidence(samples, path.log_density, bridge_rng, batches) if samples else None
-        else:
-            resampled = [_resampled(run, found.resampled(k, bridge_rng)) for k, run in enumerate(figures.runs)]
-            figures, bridge, shares = figures_of(resampled, figures.evidence), found.evidence, found.shares
-        runs = figures.runs
-        stopped: list[str] = []
+        bridge, shares, stopped = None, None, []
         try:
+            figures, bridge, shares = self._bridged(figures, settings, bridge_rng)
             figures = figures._replace(short_steps=try_short_steps(moved_along, self.kernel, figures, check_rng))
             figures = figures._replace(lost=self._lost_mode(figures, settings, check_rng))
         except KeyboardInterrupt:  # the runs are kept
             stopped = ["interrupted before the search for lost modes had ended: run again for a verdict"]
+        runs = figures.runs
         prior = prior_normalizer(path, runs) if path.integral else None
         verdict = judge(
             figures,
@@ -358,6 +351,16 @@ class _Call(NamedTuple):
             verdict = verdict._replace(reasons=[*verdict.reasons, *stopped], replaced="")
         attrs: dict[str, Any] = evidence_attrs(figures.evidence, bridge) if complete else {}
         return _with_start(verdict, path), attrs | ({} if shares is None else {"mode_shares": shares}), figures
+
+    def _bridged(self, figures: Figures, settings: Settings, rng: np.random.Generator) -> tuple[Figures, Any, Any]:
+        """Return the figures, the bridge's evidence or None, and the shares of separated modes if it bridges by mode."""
+        samples = last_particles(self.path, figures.runs)
+        batches = affordable_batches(self._evaluations(figures) / len(figures.runs))
+        found = None if settings.unbiased else _by_mode(self.path, samples, figures, rng, batches)
+        if found is None:
+            return figures, bridge_evidence(samples, self.path.log_density, rng, batches) if samples else None, None
+        resampled = [_resampled(run, found.resampled(k, rng)) for k, run in enumerate(figures.runs)]
+        return figures_of(resampled, figures.evidence), found.evidence, found.shares
 
     def _evaluations(self, figures: Figures) -> float:
         """Return the number of evaluations that all moves made."""

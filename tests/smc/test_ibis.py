@@ -160,7 +160,7 @@ def test_likelihood_is_evaluated_on_the_rows_so_far_only():
     )
     whole, sizes = target.evaluate, []  # all rows at once: not for the particles
     target.evaluate = lambda x, gradient=False: sizes.append(len(x)) or whole(x, gradient)
-    target.evaluate_prior = lambda x, gradient: (
+    target.evaluate_prior = lambda x, gradient=False: (
         -0.5 * (x**2).sum(1) / PRIOR_SD**2 - 3 * np.log(PRIOR_SD) - 1.5 * LOG_2PI,
         -x / PRIOR_SD**2,
     )

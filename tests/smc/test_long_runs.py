@@ -206,10 +206,11 @@ def test_ctrl_c_in_the_first_chain_returns_the_temperature_reached():
     assert attrs["log_evidence_trusted"] == 0
 
 
-def test_ctrl_c_in_the_search_for_lost_modes_keeps_the_draws():
+@pytest.mark.parametrize("before_the_end", range(4))
+def test_ctrl_c_in_the_bridge_or_the_search_for_lost_modes_keeps_the_draws(before_the_end):
     options = OPTIONS | {"chains": 1}
     with pytest.warns(SamplerWarning, match="interrupted before the search for lost modes had ended"):
-        idata = pb.sample_smc(Hooked(interrupt_at(calls_per_chain() - 3)), **options)
+        idata = pb.sample_smc(Hooked(interrupt_at(calls_per_chain() - before_the_end)), **options)
     posterior = group(idata, "posterior")
     assert posterior.attrs["log_evidence_trusted"] == 0
     np.testing.assert_array_equal(posterior["x"], group(pb.sample_smc(Hooked(), **options), "posterior")["x"])
