@@ -192,7 +192,7 @@ def lfo(
     by_chain = ahead.sum(axis=1)
     return LeaveFutureOut(
         float(elpd.sum()),
-        float((n_predicted * elpd.var()) ** 0.5),
+        float((n_predicted * elpd.var()) ** 0.5) if n_predicted > 1 else float("nan"),
         float(by_chain.std(ddof=1) / chains**0.5) if chains > 1 else float("nan"),
         pointwise,
         steps,

@@ -17,7 +17,7 @@ def elpd_data(pointwise: xr.DataArray, pareto_k: xr.DataArray, p: float, n_sampl
     The ``pareto_k`` may have further coordinates, such as the way each density was computed.
     """
     n = pointwise.size
-    elpd, se = float(pointwise.sum()), float((n * pointwise.values.var()) ** 0.5)
+    elpd, se = float(pointwise.sum()), float((n * pointwise.values.var()) ** 0.5) if n > 1 else float("nan")
     bad = bool((pareto_k > good_k).any())
     if ARVIZ_MAJOR == 0:
         from arviz.stats.stats_utils import ELPDData

@@ -132,6 +132,7 @@ def test_rows_are_predicted_from_those_before_them(target):
     assert (abs(score - known) < 5 * result.pointwise["mcse"].values + 0.02).all()
     assert result.n_fits == 1
     two = pb.lfo(target, min_observations=2, steps=2, draws=500, random_seed=1, progressbar=False)
+    assert np.isnan(pb.lfo(target, min_observations=0, steps=7, draws=500, random_seed=1, progressbar=False).se)
     np.testing.assert_allclose(two.pointwise["log_score"].values, score[:-1] + score[1:], atol=0.05)
     with pytest.raises(ModelError, match="there are 7 observations"):
         pb.lfo(target, min_observations=7, progressbar=False)

@@ -20,6 +20,7 @@ pytest.importorskip("httpstan", reason="needs the stan extra")
 
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.stan import stan_target
+from ppl_backends.targets.stan.data import read_data
 
 pytestmark = [pytest.mark.stan, pytest.mark.slow]
 
@@ -260,6 +261,17 @@ def test_an_error_of_the_density_names_missing_values(regression_data):
     said = target.explain(np.zeros(target.dim))
     assert f"{rows.shape[1]} of {rows.size} values of data variable 'X' are NaN" in said
     assert "declare them as parameters" in said
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes have paths")
+def test_data_are_read_from_a_pipe():
+    out, into = os.pipe()
+    os.write(into, b'{"N": 3}')
+    os.close(into)
+    try:
+        assert read_data(f"/dev/fd/{out}") == {"N": 3}
+    finally:
+        os.close(out)
 
 
 def test_missing_data_and_files(tmp_path):

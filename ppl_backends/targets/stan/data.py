@@ -30,7 +30,7 @@ def read_data(data: Any) -> dict[str, Any]:
     text, source = str(data), "data"
     if not text.lstrip().startswith("{"):
         path = Path(data).expanduser()
-        if not path.is_file():
+        if not path.exists() or path.is_dir():  # a pipe is read as a file is
             raise ModelError(f"{path}: no such data file")
         text, source = read_text(path), str(path)
     try:
