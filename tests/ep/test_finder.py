@@ -477,3 +477,14 @@ def test_data_without_elements_leave_the_prior():
         pm.Normal("y", pm.Normal("a", 3, 2), 1, observed=np.zeros(0))
     q = fit_ep(model)
     np.testing.assert_allclose([q.mean[0], q.sd[0], q.log_evidence], [3, 2, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("first", ["psi", "mu"])
+def test_of_variables_alike_the_first_has_factors(first):
+    """The choice must not depend on the order of a set, which differs from process to process."""
+    priors = {"psi": lambda: pm.Beta("psi", 1, 1), "mu": lambda: pm.HalfCauchy("mu", 5)}
+    with pm.Model() as model:
+        drawn = {name: priors[name]() for name in sorted(priors, key=lambda name: name != first)}
+        pm.ZeroInflatedPoisson("y", **drawn, observed=np.zeros(5, dtype=int))
+    [name] = PyMCTarget(model).factors.names
+    assert name.startswith(first)

@@ -78,7 +78,7 @@ def _fewest_held(graph: TermGraph, rng: np.random.Generator, max_hyper: int) -> 
     held, found = find_with_fewest_given(
         lambda held: _analyse(graph, held, rng),
         nominate,
-        lambda held: sorted(held, key=lambda name: (-graph.size({name}), name in transformed)),
+        lambda held: sorted(held, key=lambda name: (-graph.size({name}), name in transformed, small.index(name))),
     )
     if found is None:
         raise ModelError(f"no factors with one linear predictor each: {refusals[0]}")
