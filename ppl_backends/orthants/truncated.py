@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import brentq, linprog, minimize_scalar
 from scipy.special import gammaln, log_ndtr, logsumexp
 
 from ppl_backends.errors import ModelError
@@ -33,8 +33,10 @@ from ppl_backends.results.inference_data import as_inference_data, library_attrs
 CHUNK = 4096  # proposals at a time
 MOST_COORDINATES = 2e8  # proposed in accept-reject before SMC replaces it
 PARTICLES = 4096  # least number in a run of SMC
+PILOTS = 512  # in a run for the share of one radius
 SETTLING = 5  # final Gibbs sweeps over the draws
 SLACK = 1e-6  # by which a weight may exceed the bound through rounding
+NONE_INSIDE = "none of {n} particles is inside the rectangle: it is empty, or too small for draws by SMC"
 
 
 @dataclass(frozen=True)
@@ -138,13 +140,25 @@ def sample_truncated(
     if varying.size:
         rest = problem.keep(varying)
         rectangle = order_rectangle(rest.cov, rest.lower, rest.upper)
-        if not (rectangle.lower < rectangle.upper).all():
+        if _is_empty(rectangle):
             raise ModelError("the rectangle has probability zero: there is nothing to draw from")
         df = None if df is None or np.isinf(df) else df
         rng = spawn_generators(random_seed, 1)[0]
         values, exact, ess, acceptance = _draw(rectangle, df, draws, method, rng)
         x[:, varying] = np.clip(values, rest.lower, rest.upper)
     return TruncatedDraws(x + centre, exact, ess, acceptance)
+
+
+def _is_empty(rectangle: Rectangle) -> bool:
+    """Return whether no point is inside; the rows of a singular covariance can contradict each other."""
+    rows, lower, upper = rectangle.rows, rectangle.lower, rectangle.upper
+    if not (lower < upper).all():
+        return True
+    if len(rows) == rectangle.rank:
+        return False
+    below, above = np.isfinite(lower), np.isfinite(upper)
+    sides, limits = np.concatenate([-rows[below], rows[above]]), np.concatenate([-lower[below], upper[above]])
+    return bool(linprog(np.zeros(rectangle.rank), sides, limits, bounds=(None, None)).status == 2)
 
 
 def _draw(
@@ -249,6 +263,8 @@ def _particles(rectangle: Rectangle, draws: int, rng: np.random.Generator) -> tu
     n = max(draws, PARTICLES)
     tilt = saddle_point(rectangle)
     end = _run(rectangle, tilt, n, rng)
+    if end.log_p == -np.inf:
+        raise ModelError(NONE_INSIDE.format(n=n))
     shares = np.bincount(end.lineage, end.weights)
     z = end.z[:, rng.permutation(systematic_resampling(end.weights, draws, rng))]
     move(rng, rectangle, tilt, rectangle.rank, z, MOVES["gibbs"], SETTLING)
@@ -265,7 +281,9 @@ def _student_particles(rectangle: Rectangle, df: float, draws: int, rng: np.rand
     radii, log_p = radius_nodes(df, lambda radius: saddle_point(rectangle.scaled(radius)).log_bound)
     pilots = [rectangle.scaled(float(radius)) for radius in radii]
     for i, scaled in enumerate(pilots):
-        log_p[i] += _run(scaled, saddle_point(scaled), 512, rng).log_p
+        log_p[i] += _run(scaled, saddle_point(scaled), PILOTS, rng).log_p
+    if (log_p == -np.inf).all():
+        raise ModelError(NONE_INSIDE.format(n=PILOTS))
     counts = np.bincount(systematic_resampling(np.exp(log_p - logsumexp(log_p)), draws, rng), minlength=len(radii))
     x, ess = [], 0.0
     for radius, scaled, count in zip(radii, pilots, counts, strict=True):

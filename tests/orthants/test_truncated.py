@@ -93,6 +93,10 @@ def test_degenerate_rectangles():
     for bad in ({"lower": 1, "upper": 1}, {"cov": np.ones((5, 5)), "lower": LOWER, "upper": [-0.4, 9, 9, 9, 9]}):
         with pytest.raises(ModelError, match="probability zero"):
             pb.sample_truncated(**{"cov": COV} | bad)
+    contradictory = np.array([[1.0, 0, 1], [0, 1, 1], [1, 1, 2]])  # the third is the sum of the others
+    for options in ({}, {"df": 3.0}, {"method": "exact"}, {"method": "smc"}):
+        with pytest.raises(ModelError, match="probability zero"):
+            pb.sample_truncated(contradictory, [1, 1, -1], [2, 2, 0], **options)
     with pytest.raises(ModelError, match="inside one rectangle"):
         pb.sample_truncated(np.stack([COV, COV]), 0)
     with pytest.raises(ModelError, match="below 1"):
