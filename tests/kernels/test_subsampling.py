@@ -24,6 +24,7 @@ from ppl_backends.kernels.subsampling.rows import (
     QuadraticLogPrior,
     SiteRows,
     _sites_of,
+    quadratic_where_exact,
 )
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.results.inference_data import group
@@ -57,6 +58,20 @@ class OpaquePrior:
     def __call__(self, x, gradient=False):
         value = -0.5 * (x**2).sum(axis=1) / PRIOR_SD**2
         return (value, -x / PRIOR_SD**2) if gradient else value
+
+
+def test_a_prior_is_taken_as_quadratic_only_if_it_is_so_near_its_location_too():
+    def normal(x, gradient=False):
+        value = -0.5 * ((x - 5000) ** 2 / 9).sum(axis=1)
+        return (value, -(x - 5000) / 9) if gradient else value
+
+    def student(x, gradient=False):  # of the second coordinate: its third derivative at zero is below the tolerance
+        u = x[:, 1] - 5000
+        value = -0.5 * (x[:, 0] / 0.01) ** 2 - 2 * np.log1p(u**2 / 300)
+        return (value, np.c_[-x[:, 0] / 0.01**2, -4 * u / (300 + u**2)]) if gradient else value
+
+    assert isinstance(quadratic_where_exact(normal, 2), QuadraticLogPrior)
+    assert isinstance(quadratic_where_exact(student, 2), FunctionLogPrior)
 
 
 def grid_moments(rows):

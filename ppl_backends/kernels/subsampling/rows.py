@@ -32,6 +32,7 @@ LINE = 0.05  # of θ − θ̂, for derivatives along that line
 BLOCK = 1 << 16
 LARGEST_DESIGN = 2**31  # bytes
 NEWTON_GAIN = 1e-10  # nats: a hundred-thousandth of a standard deviation
+DISTANCES = (1.0, 2.0, 2e1, 2e2, 2e3, 2e4, 2e5, 2e6)  # from zero, at which a log prior is checked to be quadratic
 NO_BOUNDS = (
     "no bounds are known for the model's rows: exact sub-sampling needs one linear predictor per row, of a logit, probit or "
     "normal family; use SubsampledMetropolis"
@@ -436,10 +437,20 @@ def _sites_of(target: BaseTarget, n: int) -> tuple[Array, Array, CompiledFamily]
 
 
 def quadratic_where_exact(log_prior: Callable[..., Any], dim: int) -> Any:
-    """Return a log prior as a quadratic function if checks at random points confirm it; otherwise the function itself."""
-    probes = np.concatenate([np.zeros((1, dim)), np.eye(dim), 2 * np.random.default_rng(0).normal(size=(3, dim))])
-    value, slope = log_prior(probes, True)
-    hessian = slope[1 : dim + 1] - slope[0]
+    """Return a log prior as a quadratic function if checks at points confirm it; otherwise the function itself.
+
+    Points at all distances reveal a prior that is quadratic only near zero, far from its location.
+    """
+    directions = np.concatenate([np.eye(dim), np.random.default_rng(0).normal(size=(3, dim))])
+    value, slope = log_prior(np.concatenate([np.zeros((1, dim)), np.eye(dim)]), True)
+    hessian = slope[1:] - slope[0]
     quadratic = QuadraticLogPrior(float(value[0]), slope[0], 0.5 * (hessian + hessian.T))
-    wanted = [quadratic(x) for x in probes]
-    return quadratic if np.allclose(wanted, value, rtol=1e-9, atol=1e-9) else FunctionLogPrior(log_prior)
+    for distance in DISTANCES:
+        for points in (distance * directions, -distance * directions):
+            wanted = quadratic.constant + points @ quadratic.gradient
+            wanted += 0.5 * (points @ quadratic.hessian * points).sum(axis=1)
+            with np.errstate(all="ignore"):
+                found = np.asarray(log_prior(points))
+            if not np.allclose(wanted, found, rtol=1e-9, atol=1e-9):
+                return FunctionLogPrior(log_prior)
+    return quadratic

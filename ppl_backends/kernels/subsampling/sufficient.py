@@ -9,7 +9,7 @@ so that a smooth likelihood outside of such a family is recognised.
 
 If r = d (a normal, gamma, Poisson or Bernoulli sample), the scores at the mode are r independent combinations of the
 statistics, and themselves sufficient. If r > d (a regression: y², xy and xx′), they are not: a subset with the right
-scores still has the wrong curvature. A likelihood with as many as d(d + 3)/2 statistics, the number for its own
+scores still has the wrong curvature. A likelihood with more than d(d + 3)/2 statistics, the number for its own
 second-order expansion, gains nothing and is refused.
 """
 
@@ -49,7 +49,7 @@ class Sufficient(NamedTuple):
 
 
 def sufficient_statistics(rows: Rows, rng: np.random.Generator) -> Sufficient:
-    """Return sufficient statistics of an exponential family with fewer than d(d + 3)/2 of them, else None.
+    """Return sufficient statistics of an exponential family with at most d(d + 3)/2 of them.
 
     Parameters
     ----------
