@@ -93,7 +93,7 @@ def run_populations(
     Raises
     ------
     ModelError
-        If nothing is at a finite distance, or the budget does not suffice for a single stage.
+        If nothing is at a finite distance, or the first chain ends before its first tolerance.
     """
     target, reason, runs, unfinished, kernel = problem.epsilon, "", list[SMCState](), 0, ""
     interrupted = False
@@ -107,6 +107,7 @@ def run_populations(
             run, ended = runs[0], "interrupted"
         budget.spend(job.budget.used)
         if not runs:
+            _check_tolerance(run.stage, ended)
             target, reason, kernel = run.stage.epsilon, ended or "the tolerance asked for is reached", job.kernel_name
             runs.append(run)
         elif ended:
@@ -118,6 +119,17 @@ def run_populations(
             break
     assert target is not None
     return PopulationsResult(runs, target, reason, unfinished, interrupted, kernel)
+
+
+def _check_tolerance(stage: Tolerance, ended: str) -> None:
+    """Raise an error if a chain ended before its first tolerance: its particles have not met the simulated data yet."""
+    if not ended or np.isfinite(stage.epsilon):
+        return
+    if ended == "interrupted":
+        raise KeyboardInterrupt
+    raise ModelError(
+        f"{ended} before the first tolerance, with ordinary likelihoods raised to the power {stage.beta:.2g}; allow more"
+    )
 
 
 @dataclass

@@ -230,6 +230,21 @@ def test_a_budget_too_small_for_one_stage_is_refused():
         )
 
 
+def test_a_budget_that_ends_before_the_first_tolerance_is_refused():
+    """Particles at a power of the ordinary likelihood have not been compared with the observed data."""
+    prior = standard_normal()
+
+    def log_likelihood(x):
+        return stats.norm.logpdf(x[:, 0], 3.0, 0.003), -(x - 3.0) / 0.003**2
+
+    target = pb.FunctionTarget(
+        1, log_likelihood, prior._log_prior, prior._sample_prior, prior_from_uniform=stats.norm.ppf
+    )
+    options = {"simulate": conjugate, "observed": OBSERVED, "method": "smc", "random_seed": 1}
+    with pytest.raises(ModelError, match="max_simulations is used before the first tolerance"):
+        pb.sample_abc(target, max_simulations=9000, chains=1, draws=400, progressbar=False, **options)
+
+
 def test_gaussian_kernel_and_regression_adjustment():
     options = {"simulate": conjugate, "observed": OBSERVED, "kernel": "gaussian", "method": "smc"}
     idata = pb.sample_abc(standard_normal(), epsilon=0.1, random_seed=1, **options, **QUIET)
