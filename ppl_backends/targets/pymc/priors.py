@@ -129,10 +129,12 @@ class PriorSampler:
             return PriorDraws(clone_replace([*values.values(), *errors], fixed, rebuild_strict=False))
 
         self._draws, where = draws(()), coordinates(shapes)
-        rounded = [rv for rv in self._lost(where) if _is_clipped(model.rvs_to_transforms[rv])]
+        lost = self._lost(where)
+        rounded = [rv for rv in lost if _is_clipped(model.rvs_to_transforms[rv])]
         if rounded:
             self._draws = draws(rounded)
-        _refuse_lost(self._lost(where))
+            lost = self._lost(where)
+        _refuse_lost(lost)
 
     @property
     def at_once(self) -> bool:
