@@ -98,8 +98,9 @@ class Source:
     ) -> tuple[NDArray[np.intp], DataSets]:
         """Return numbers of data sets until ``hits`` are within ε at points, and the data sets within ε.
 
-        A point has ``limits`` ``(n,)`` data sets at most. One that has not enough hits by then has a number above its limit,
-        and infinite distances in place of missing ones.
+        Before the first tolerance, at ε = ∞, every data set counts, also one at no finite distance. A point has ``limits``
+        ``(n,)`` data sets at most. One that has not enough hits by then has a number above its limit, and infinite
+        distances in place of missing ones.
         """
         n = len(x)
         counts, found = np.zeros(n, dtype=np.intp), np.zeros(n, dtype=np.intp)
@@ -108,7 +109,7 @@ class Source:
         going, several = np.flatnonzero(limits > 0), 1
         while len(going):
             drawn = self(x[going], several, rng)
-            inside = log_kernel(self.problem.kernel, drawn.distances, epsilon) > -np.inf
+            inside = (log_kernel(self.problem.kernel, drawn.distances, epsilon) > -np.inf) | (epsilon == np.inf)
             for trial in range(several):
                 wanted = (found[going] < hits) & (counts[going] < limits[going])
                 counts[going] += wanted

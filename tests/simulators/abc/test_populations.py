@@ -191,6 +191,29 @@ def test_ordinary_likelihoods_are_let_in_before_the_tolerances():
 
 
 @pytest.mark.filterwarnings("ignore:sample_abc. the effective sample size of a mean")
+def test_a_race_of_hits_before_the_tolerances_counts_data_that_are_not_finite():
+    """Three in five data sets are NaN; only finite ones counted while the ordinary likelihood came in."""
+    prior = standard_normal()
+
+    def log_likelihood(x):
+        return stats.norm.logpdf(x[:, 0], 1.5, 0.1), -(x - 1.5) / 0.01
+
+    def fails(parameters, rng):
+        return np.where(rng.random(len(parameters["x"])) < 0.6, np.nan, conjugate(parameters, rng))
+
+    target = pb.FunctionTarget(
+        1, log_likelihood, prior._log_prior, prior._sample_prior, prior_from_uniform=stats.norm.ppf
+    )
+    options = {"simulate": fails, "observed": OBSERVED, "epsilon": 0.3, "hits": 3, "method": "smc"}
+    attrs = pb.sample_abc(target, random_seed=1, **options, **SMALL).posterior.attrs
+    grid = np.linspace(-6, 7, 20_001)
+    near = ndtr((OBSERVED + 0.3 - grid) / NOISE) - ndtr((OBSERVED - 0.3 - grid) / NOISE)
+    exact = np.log(0.4 * np.trapezoid(stats.norm.pdf(grid) * stats.norm.pdf(1.5, grid, 0.1) * near, grid))
+    assert abs(attrs["log_evidence"] - exact) < normal_bound() * attrs["log_evidence_se"]
+    assert attrs["log_evidence_se"] < 0.2
+
+
+@pytest.mark.filterwarnings("ignore:sample_abc. the effective sample size of a mean")
 def test_discrete_distances_and_tolerances_out_of_reach_end_with_a_reason():
     def discrete(parameters, rng):
         return rng.poisson(np.exp(parameters["x"][:, 0]))
