@@ -50,6 +50,10 @@ class PopulationStage(NamedTuple):
     beta: float
 
 
+class _NoStage(ModelError):
+    """Raised if a chain ends before its first stage."""
+
+
 class PopulationsResult(NamedTuple):
     """The chains that reached the last tolerance.
 
@@ -59,21 +63,21 @@ class PopulationsResult(NamedTuple):
     epsilon : float
     reason : str
         Why the tolerance did not fall further.
-    n_unfinished : int
-        Number of chains that did not reach it.
+    unfinished : list of str
+        Why each of the other chains did not reach it.
     interrupted : bool
     kernel : str
-    simulations_before : int
-        Number of simulations of proposals that were abandoned.
+    simulations : int
+        Number of data sets of the whole call, with those of other methods and of chains that are left out.
     """
 
     runs: list[SMCState]
     epsilon: float
     reason: str
-    n_unfinished: int
+    unfinished: list[str]
     interrupted: bool
     kernel: str
-    simulations_before: int = 0
+    simulations: int
 
 
 Report = Callable[[int, PopulationStage, int], None]
@@ -88,14 +92,14 @@ def run_populations(
     report: Report,
     keeps_summaries: bool,
 ) -> PopulationsResult:
-    """Run all chains, one after the other.
+    """Run all chains, one after the other; those that do not reach the last tolerance are left out.
 
     Raises
     ------
     ModelError
-        If nothing is at a finite distance, or the first chain ends before its first tolerance.
+        If the first chain has nothing at a finite distance, or ends before its first tolerance.
     """
-    target, reason, runs, unfinished, kernel = problem.epsilon, "", list[SMCState](), 0, ""
+    target, reason, runs, unfinished, kernel = problem.epsilon, "", list[SMCState](), list[str](), ""
     interrupted = False
     for chain in range(plan.chains):
         job = _Chain(problem, plan, budget.part(plan.chains - chain), executor, target, keeps_summaries, budget.used)
@@ -105,20 +109,24 @@ def run_populations(
             if not runs:
                 raise
             run, ended = runs[0], "interrupted"
+        except _NoStage as error:
+            if not runs:
+                raise ModelError(str(error)) from None
+            run, ended = runs[0], str(error)
         budget.spend(job.budget.used)
         if not runs:
             _check_tolerance(run.stage, ended)
             target, reason, kernel = run.stage.epsilon, ended or "the tolerance asked for is reached", job.kernel_name
             runs.append(run)
         elif ended:
-            unfinished += 1
+            unfinished.append(ended)
         else:
             runs.append(run)
         if ended == "interrupted":
-            interrupted, unfinished = True, plan.chains - len(runs)
+            interrupted, unfinished = True, [ended] * (plan.chains - len(runs))
             break
     assert target is not None
-    return PopulationsResult(runs, target, reason, unfinished, interrupted, kernel)
+    return PopulationsResult(runs, target, reason, unfinished, interrupted, kernel, budget.used)
 
 
 def _check_tolerance(stage: Tolerance, ended: str) -> None:
@@ -158,11 +166,11 @@ class _Chain:
         try:
             start = path.start(n, rng)
         except OutOfBudget as error:
-            raise ModelError(
+            raise _NoStage(
                 f"{error} before the first stage of {n} points with {m} data sets each; allow more"
             ) from None
         if not np.isfinite(start.population.distances).any():
-            raise ModelError(
+            raise _NoStage(
                 f"no simulated data set is at a finite distance of the observed, out of {self.budget.used}: the data that "
                 "the simulator returns, or their summaries, are NaN or infinite at all draws of the prior"
             )
@@ -176,7 +184,7 @@ class _Chain:
             return run_smc(run, path, parts, watch)
         except OutOfBudget as error:
             if not watch.last.stages:
-                raise ModelError(f"{error} before the first stage of {n} points ended; allow more") from None
+                raise _NoStage(f"{error} before the first stage of {n} points ended; allow more") from None
             return watch.last, str(error)
 
     def _size(self, m: int) -> int:

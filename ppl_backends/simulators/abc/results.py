@@ -124,7 +124,7 @@ def of_populations(
         groups["posterior_predictive"] = _predictive(problem, _unflattened(problem, np.stack(flat)))
     attrs = {
         "log_evidence_unbiased": 0,
-        "simulations": result.simulations_before + sum(run.stages[-1].simulations for run in runs),
+        "simulations": result.simulations,
         "moves": result.kernel,
         "draw_order": "siblings adjacent; not a time series",
     }
@@ -211,10 +211,11 @@ def _distrust_populations(
         reasons.append(f"the effective sample size of a mean is {size:.0f} < {SMALLEST_SIZE}: increase draws or chains")
     if disagree:
         reasons.append("the chains' evidences differ by more than their errors: increase draws")
-    if result.n_unfinished:
-        ended = "Ctrl-C" if result.interrupted else "max_simulations= or max_time="
+    if result.unfinished:
+        ended = "Ctrl-C" if result.interrupted else ", ".join(dict.fromkeys(result.unfinished))
         reasons.append(
-            f"{result.n_unfinished} of {plan.chains} chains did not reach ε = {result.epsilon:.3g} ({ended}) and are left out"
+            f"{len(result.unfinished)} of {plan.chains} chains did not reach ε = {result.epsilon:.3g} ({ended}) and are left "
+            "out"
         )
     elif result.interrupted:
         reasons.append("Ctrl-C ended the run, and the stages so far are returned")

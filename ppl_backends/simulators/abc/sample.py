@@ -243,7 +243,7 @@ class _Call(NamedTuple):
 
     def populations(self) -> Found:
         """Run all chains of SMC with a progress bar."""
-        steps, before = [0] * self.plan.chains, self.budget.used
+        steps = [0] * self.plan.chains
 
         def report(chain: int, stage: PopulationStage, used: int) -> None:
             steps[chain] += 1
@@ -251,7 +251,6 @@ class _Call(NamedTuple):
 
         arguments = self.problem, self.plan, self.budget, self.rngs, self.executor, report
         result = run_populations(*arguments, self.adjust is not None)
-        result = result._replace(simulations_before=before)
         for chain in range(len(result.runs)):
             self.progress.update(min(chain, self.lines - 1), 1.0)
         return of_populations(self.problem, self.plan, result, self.adjust, self.result_rng)

@@ -253,6 +253,19 @@ def test_a_budget_too_small_for_one_stage_is_refused():
         )
 
 
+def test_a_chain_that_ends_before_its_first_stage_does_not_lose_the_others():
+    options = {"simulate": mixture, "observed": np.zeros(1), "epsilon": 5.0, "data_sets": 2, "progressbar": False}
+    with pytest.warns(
+        SamplerWarning, match="2 of 4 chains did not reach .* before the first stage of 100 points ended"
+    ):
+        idata = pb.sample_abc(box(1), method="smc", chains=4, draws=100, max_simulations=2600, random_seed=4, **options)
+    assert idata.posterior.sizes["chain"] == 2
+    attrs = idata.posterior.attrs
+    assert attrs["log_evidence_trusted"] == 0
+    assert np.sum(idata.sample_stats["simulations"]) < attrs["simulations"] <= 2600
+    assert abs(attrs["log_evidence"] - log_ball(5.0, 1)) < normal_bound() * attrs["log_evidence_se"]
+
+
 def test_a_budget_that_ends_before_the_first_tolerance_is_refused():
     """Particles at a power of the ordinary likelihood have not been compared with the observed data."""
     prior = standard_normal()
