@@ -4,7 +4,7 @@ Templates of handwritten digits from subsets
 
 In template matching (Maire, Friel & Alquier 2019, section 6) an image of digit c is a template, a sum of Gaussian bumps
 on a grid, plus noise: y = B θ(c) + ε. Metropolis on all images and on informed subsets of a hundred images runs for the
-same time from blank templates.
+same processor time from blank templates.
 """
 
 # %%
@@ -98,10 +98,10 @@ step = pb.steps.InformedSubsampling(
 
 
 def trace(algorithm, seconds, seed=0):
-    """Return states of a chain from blank templates at times up to ``seconds``."""
+    """Return states of a chain from blank templates at processor times up to ``seconds``."""
     rng, states = np.random.default_rng(seed), []
-    state, clock = algorithm.start(np.zeros(DIM), rng), time.perf_counter()
-    while (now := time.perf_counter() - clock) < seconds:
+    state, clock = algorithm.start(np.zeros(DIM), rng), time.process_time()
+    while (now := time.process_time() - clock) < seconds:
         states.append((now, np.ravel(state.x)))
         state, _ = algorithm.step(state, rng, True)
     return states
@@ -112,13 +112,12 @@ runs = {
     "informed subsets": trace(step.bind(target), SECONDS),
 }
 for name, states in runs.items():
-    print(
-        f"{name}: {len(states)} steps in {SECONDS:.0f} s, log density {target.log_density(states[-1][1][None])[0]:.0f}"
-    )
+    log_density = target.log_density(states[-1][1][None])[0]
+    print(f"{name}: {len(states)} steps in {SECONDS:.0f} processor seconds, log density {log_density:.0f}")
 
 # %%
-# In the same time the chain on subsets takes many more steps. Its templates show shapes when those of the chain on all
-# images are still nearly blank.
+# In the same processor time the chain on subsets takes many more steps. Its templates show shapes when those of the
+# chain on all images are still nearly blank.
 
 figure, axes = plt.subplots(2 * 2, DIGITS, figsize=(6.5, 6.2))
 row = 0
@@ -128,7 +127,7 @@ for name, states in runs.items():
         for c in range(DIGITS):
             axes[row, c].imshow(x[c].reshape(8, 8), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
             axes[row, c].set(xticks=[], yticks=[])
-        axes[row, 0].set_ylabel(f"{name}\n{share * SECONDS:.0f} s", fontsize=8)
+        axes[row, 0].set_ylabel(f"{name}\n{share * SECONDS:.0f} CPU s", fontsize=8)
         row += 1
 figure.tight_layout()
 plt.show()
