@@ -11,7 +11,7 @@ from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.particle.gibbs import ParticleGibbs, PathDensity
 from ppl_backends.kernels.streams import Generators
 from ppl_backends.results.inference_data import group
-from tests.state_space.toys import MODEL, Series, Y, posterior, target
+from tests.state_space.toys import MODEL, NOISE, Series, Y, covariances, posterior, target
 from tests.statistics import assert_mean_is
 
 N_CHAINS, N_STEPS, BURN_IN = 48, 400, 60
@@ -62,6 +62,60 @@ def test_the_posterior_is_exact_with_four_particles():
 def test_twins_are_found_out(twin):
     with pytest.raises(AssertionError):
         assert_exact(chains(twin))
+
+
+class StalePath(PathDensity):
+    """A twin whose parameters move given the path of the sweep before the last."""
+
+    before = None
+
+    def beside(self, points, x, rng):
+        path = points.path if self.before is None else self.before
+        return replace(points, x=x, log_rest=self.rest.log_density(x), complete=self._complete(x, path))
+
+    def renewed(self, points, rng):
+        self.before = points.path
+        return replace(super().renewed(points, rng), complete=self._complete(points.x, points.path))
+
+
+class StaleDensity(PathDensity):
+    """A twin that keeps the density of the current point given the old path."""
+
+    def renewed(self, points, rng):
+        return replace(super().renewed(points, rng), complete=points.complete)
+
+
+def joint_moments(density=PathDensity, n=8000, n_sweeps=20):
+    """Return products of parameter and states of three rows, after sweeps with two particles from draws of the posterior.
+
+    Each is less its exact mean. The parameter alone and the states alone may be right if they do not belong together.
+    """
+    y, rng = Y[:3], np.random.default_rng(2)
+    of_states, marginal = covariances(3)
+    prior = np.block([[np.eye(1), np.zeros((1, 3))], [np.zeros((3, 1)), of_states]])
+    seen = np.vstack([np.ones(3), of_states])  # covariances of parameter and states with the data
+    covariance = prior - seen @ np.linalg.solve(marginal, seen.T)
+    mean = seen @ np.linalg.solve(marginal, y)
+    drawn = rng.multivariate_normal(mean, covariance, n)
+    made = target(y)
+    algorithm = ParticleGibbs(made, filter_of(made), n_particles=2, covariance=[[1 / (1 + 3 / NOISE**2)]])
+    algorithm.density.__class__ = density
+    state = algorithm.start(drawn[:, :1], rng)
+    state = state._replace(population=algorithm.density.with_path(drawn[:, :1], drawn[:, 1:]))
+    for _ in range(n_sweeps):
+        state, _ = algorithm.step(state, rng, False)
+    e = np.concatenate([state.x, state.population.path], axis=1) - mean
+    return (e[:, :, None] * e[:, None, :] - covariance).reshape(n, 16)[:, [0, 1, 2, 3, 5, 10, 15]]
+
+
+def test_parameter_and_states_belong_together():
+    assert_mean_is(joint_moments(), np.zeros(7))
+
+
+@pytest.mark.parametrize("twin", [StalePath, StaleDensity])
+def test_a_parameter_that_moves_given_a_stale_path_is_found_out(twin):
+    with pytest.raises(AssertionError):
+        assert_mean_is(joint_moments(twin), np.zeros(7))
 
 
 def test_states_are_kept_on_request_and_renewed():
