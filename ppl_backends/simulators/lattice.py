@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
@@ -115,9 +116,9 @@ class Ising(_Lattice):
         Whether h is a second parameter; without it β is the only parameter.
     method : {"auto", "transfer", "cftp", "swendsen_wang", "gibbs"}
         ``"transfer"`` is exact, for free boundaries and a side of up to 12. ``"cftp"``, coupling from the past (Propp
-        & Wilson 1996), is exact on any lattice; on large ones its run time grows without bound as β approaches 0.44. β
-        < 0 needs free boundaries or even sides. The other two are Markov chains. ``"auto"`` is ``"transfer"`` if
-        possible, else ``"swendsen_wang"``.
+        & Wilson 1996), is exact on any lattice; its run time grows exponentially with β, on large lattices from 0.44, and
+        a draw that takes too long raises an error. β < 0 needs free boundaries or even sides. The other two are Markov
+        chains. ``"auto"`` is ``"transfer"`` if possible, else ``"swendsen_wang"``.
     periodic : bool
     burn_in, interval : int
         Sweeps before the first draw of a call and between draws; for Markov chains.
@@ -258,13 +259,13 @@ def _from_the_past(
     random numbers of the nearer past.
     """
     n = len(field)
+    degree, ones = (neighbours >= 0).sum(axis=1, keepdims=True), np.arange(neighbours.shape[1] + 1)
+    first = expit(field[:, :1] - field[:, 1:] - coupling * (2 * ones - degree))  # the probability of colour zero
     past = [rng.random((1, n))]  # blocks of sweeps, from the nearest to the furthest
     while True:
         low, high = np.zeros(n, dtype=np.int64), np.ones(n, dtype=np.int64)
         for block in reversed(past):
-            # A uniform number near one gives colour one, so that both chains move the same way.
-            kernels.heat_bath(low, block, coupling, field, neighbours)
-            kernels.heat_bath(high, block, coupling, field, neighbours)
+            kernels.coupled_heat_bath(low, high, block, first, neighbours)
         if (low == high).all():
             return low
         length = sum(len(block) for block in past)

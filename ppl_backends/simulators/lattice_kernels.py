@@ -29,12 +29,22 @@ def _site(u, x, i, coupling, field, neighbours, weights):
 
 
 @jit
-def heat_bath(x, uniforms, coupling, field, neighbours):
-    """Sweep once per row of ``uniforms`` ``(sweeps, sites)``; monotone in ``x`` for two colours and J ≥ 0."""
-    weights = np.empty(field.shape[1])
+def coupled_heat_bath(low, high, uniforms, first, neighbours):
+    """Sweep two colourings of two colours once per row of ``uniforms`` ``(sweeps, sites)``, with the same numbers.
+
+    ``first`` ``(sites, most + 1)`` is the probability of colour zero at a site, by the number of its neighbours of
+    colour one. If it falls with that number, ``low`` stays below ``high``.
+    """
     for sweep in range(uniforms.shape[0]):
-        for i in range(x.size):
-            x[i] = _site(uniforms[sweep, i], x, i, coupling, field, neighbours, weights)
+        for i in range(low.size):
+            below, above = 0, 0
+            for k in range(neighbours.shape[1]):
+                j = neighbours[i, k]
+                if j >= 0:
+                    below += low[j]
+                    above += high[j]
+            low[i] = uniforms[sweep, i] >= first[i, below]
+            high[i] = uniforms[sweep, i] >= first[i, above]
 
 
 @jit
