@@ -63,7 +63,7 @@ def shown(value: Any) -> str:
     """Return a value as messages show it: in one line of limited length; a large array by its shape."""
     if isinstance(value, np.ndarray) and value.size > FEW:
         return f"array of shape {value.shape}"
-    text = " ".join(repr(value).split())
+    text = " ".join(repr(value.item() if isinstance(value, np.number | np.bool_ | np.str_) else value).split())
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 

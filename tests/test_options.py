@@ -241,3 +241,8 @@ def test_prior_draws_of_another_number_or_size_are_refused(shape, message):
 
 def standard(x):
     return -0.5 * (x**2).sum(1), -x
+
+
+def test_messages_show_numbers_and_text_of_numpy_as_plain_ones():
+    assert options.shown(np.str_("a")) == "'a'"
+    assert options.shown(np.float64(1.5)) == "1.5"

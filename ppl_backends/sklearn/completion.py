@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from ppl_backends.mean_field.matrix_completion import fit_matrix_completion
 from ppl_backends.targets.protocol import Array
@@ -45,6 +46,8 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
     noise_sd_ : float
     elbo_ : float
     n_iter_ : int
+    feature_names_in_ : ndarray
+        Names of the two columns of X, if it is a DataFrame; later DataFrames need the same names in the same order.
 
     Examples
     --------
@@ -110,7 +113,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
         -------
         self
         """
-        entries, known = _read(X, y, sample_weight)
+        entries, known = self._read(X, y, sample_weight, reset=True)
         return self._fit_entries(entries, known, None)
 
     def update(self, X: Any, y: Any = None, sample_weight: Any = None) -> MatrixCompletion:
@@ -128,10 +131,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
         self
         """
         check_is_fitted(self)
-        new, known = _read(X, y, sample_weight)
-        for before, now in zip((self._entries.rows, self._entries.columns), new[:2], strict=True):
-            if (before.dtype.kind in "US") != (now.dtype.kind in "US"):
-                raise ValueError(f"X has labels of type {now.dtype}; those of fit were of type {before.dtype}")
+        new, known = self._read(X, y, sample_weight, reset=False)
         entries = _Entries(*map(np.concatenate, zip(self._entries, new, strict=True)))
         labels = np.union1d(self.row_labels_, known[0]), np.union1d(self.column_labels_, known[1])
         return self._fit_entries(entries, labels, self.approximation_)
@@ -196,7 +196,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
     def _indices(self, X: Any) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
         """Return rows and columns of the pairs with known labels, and a mask of these pairs."""
         check_is_fitted(self)
-        pairs = _pairs(X)
+        pairs = self._pairs(X, reset=False)
         found = []
         for labels, wanted in zip((self.row_labels_, self.column_labels_), pairs.T, strict=True):
             place = np.minimum(np.searchsorted(labels, wanted), len(labels) - 1)
@@ -204,33 +204,68 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
         known = found[0][1] & found[1][1]
         return found[0][0][known], found[1][0][known], known
 
+    def _read(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> tuple[_Entries, tuple[Any, Any]]:
+        """Return entries of positive weight, and the sorted labels of rows and of columns."""
+        if sparse.issparse(X):
+            if y is not None:
+                raise ValueError("y is not None: a sparse matrix holds its values itself")
+            matrix = X.tocoo()
+            rows, columns, values = matrix.row, matrix.col, np.asarray(matrix.data, dtype=np.float64)
+            self._check_kinds((rows, columns), reset)
+        else:
+            pairs = self._pairs(X, reset)
+            if y is None:
+                raise ValueError("requires y to be passed, but the target y is None")
+            rows, columns, values = pairs[:, 0], pairs[:, 1], np.asarray(y, dtype=np.float64)
+            if values.shape != rows.shape:
+                raise ValueError(f"y has shape {values.shape}; expected {rows.shape}, a value for each row of X")
+        if not len(values):
+            raise ValueError("X has no entries")
+        weight = _check_sample_weight(sample_weight, values, dtype=np.float64)
+        if (weight < 0).any():
+            raise ValueError("sample_weight has negative values")
+        kept = weight > 0
+        entries = _Entries(rows[kept], columns[kept], values[kept], weight[kept])
+        if sparse.issparse(X):
+            return entries, (np.arange(X.shape[0]), np.arange(X.shape[1]))
+        return entries, (np.unique(entries.rows), np.unique(entries.columns))
 
-def _read(X: Any, y: Any, sample_weight: Any) -> tuple[_Entries, tuple[Any, Any]]:
-    """Return entries of positive weight, and the sorted labels of rows and of columns."""
-    if sparse.issparse(X):
-        if y is not None:
-            raise ValueError("y is not None: a sparse matrix holds its values itself")
-        matrix = X.tocoo()
-        rows, columns, values = matrix.row, matrix.col, np.asarray(matrix.data, dtype=np.float64)
-    else:
-        pairs = _pairs(X)
-        if y is None:
-            raise ValueError("requires y to be passed, but the target y is None")
-        rows, columns, values = pairs[:, 0], pairs[:, 1], np.asarray(y, dtype=np.float64)
-        if values.shape != rows.shape:
-            raise ValueError(f"y has shape {values.shape}; expected {rows.shape}, a value for each row of X")
-    weight = _check_sample_weight(sample_weight, values, dtype=np.float64)
-    if (weight < 0).any():
-        raise ValueError("sample_weight has negative values")
-    kept = weight > 0
-    entries = _Entries(rows[kept], columns[kept], values[kept], weight[kept])
-    if sparse.issparse(X):
-        return entries, (np.arange(X.shape[0]), np.arange(X.shape[1]))
-    return entries, (np.unique(entries.rows), np.unique(entries.columns))
+    def _pairs(self, X: Any, reset: bool) -> Any:
+        """Return the labels ``(n, 2)``; refuse missing labels, other columns than those of ``fit``, and other types."""
+        pairs = np.asarray(X)
+        if sparse.issparse(X) or pairs.ndim != 2 or pairs.shape[1] != 2:
+            what = "is a sparse matrix" if sparse.issparse(X) else f"has shape {pairs.shape}"
+            raise ValueError(f"X {what}; expected (n, 2): labels of the row and of the column")
+        missing = np.argwhere(pd.isna(pairs))
+        if len(missing):
+            row, column = missing[0]
+            raise ValueError(f"X has no label in row {row}, column {column}: leave out rows without a label")
+        validate_data(self, X, reset=reset, skip_check_array=True)  # names of the columns
+        self._check_kinds(pairs.T, reset)
+        return pairs
+
+    def _check_kinds(self, labels: Any, reset: bool) -> None:
+        """Refuse labels that cannot be compared with each other, or with those of ``fit``."""
+        kinds = [_kind(column, j) for j, column in enumerate(labels)]
+        if reset:
+            self._kinds = kinds
+        for j, (before, now) in enumerate(zip(self._kinds, kinds, strict=True)):
+            if len(labels[j]) and now != before:
+                raise ValueError(
+                    f"column {j} of X has labels of type {now}; those of fit are of type {before}. "
+                    "A NumPy array holds one type: pass mixed columns as a DataFrame or with dtype=object"
+                )
 
 
-def _pairs(X: Any) -> Any:
-    pairs = np.asarray(X)
-    if pairs.ndim != 2 or pairs.shape[1] != 2:
-        raise ValueError(f"X has shape {pairs.shape}; expected (n, 2): labels of the row and of the column")
-    return pairs
+def _kind(labels: Any, column: int) -> str:
+    """Return the type of sortable labels: "number", "string" or another name of pandas."""
+    kind = pd.api.types.infer_dtype(labels)
+    if kind in {"integer", "floating", "mixed-integer-float", "boolean"}:
+        return "number"
+    if kind.startswith("mixed"):
+        try:
+            np.unique(labels)
+        except TypeError:
+            types = ", ".join(sorted({type(label).__name__ for label in labels}))
+            raise ValueError(f"column {column} of X has labels of types {types}, which do not sort") from None
+    return {"datetime": "datetime64", "timedelta": "timedelta64"}.get(kind, kind)

@@ -19,7 +19,7 @@ from ppl_backends.gibbs.learning_rate import choose_learning_rate
 from ppl_backends.gibbs.losses import PairLoss, Weighted, loss_of
 from ppl_backends.gibbs.posterior import GibbsPosterior
 from ppl_backends.gibbs.theory import THEORY
-from ppl_backends.options import number
+from ppl_backends.options import flag, number, shown
 from ppl_backends.targets.factors.sites import Array
 
 METHODS = ("vi", "ep", "smc")
@@ -111,7 +111,7 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
         X, y = validate_data(self, X, y, dtype=np.float64, reset=False)
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise ValueError(f"y has the class {unknown[0]!r}, which fit has not seen")
+            raise ValueError(f"y has the class {shown(unknown[0])}, which fit has not seen")
         new = self._checked_rows(X, y, sample_weight)
         return self._fit_rows(_Rows(*map(np.concatenate, zip(self._rows, new, strict=True))), self.approximation_)
 
@@ -126,9 +126,11 @@ class _LinearGibbs(ClassifierMixin, BaseEstimator):
     def _fit_rows(self, rows: _Rows, start: Any) -> Any:
         """Fit to rows with weights; start from an earlier approximation if there is one."""
         X, labels, weight = self._rows = rows
+        for name in ("fit_intercept", "standardize"):
+            flag.check(name, getattr(self, name))
         if len(self.classes_) < 2 or len(np.unique(labels)) < 2:
             raise ValueError(
-                f"y has one class only, {self.classes_[0]!r}, among rows of positive weight; two are needed"
+                f"y has one class only, {shown(self.classes_[0])}, among rows of positive weight; two are needed"
             )
         self.center_ = np.average(X, axis=0, weights=weight) if self.standardize else np.zeros(X.shape[1])
         spread = (

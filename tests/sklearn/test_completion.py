@@ -1,6 +1,7 @@
 """Matrix completion with scikit-learn's interface."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import sparse
 
@@ -112,3 +113,35 @@ def test_updates_end_where_a_fit_to_all_entries_does(triplets):
         pieces.update([[1, 2]], [3.0])
     with pytest.raises(NotFittedError):
         clone(model).update(pairs, y)
+
+
+def test_labels_that_would_be_matched_in_silence_are_refused(triplets):
+    """Swapped columns, numbers written as text, and missing labels all used to predict something."""
+    pairs, y, _ = triplets
+    frame = pd.DataFrame(pairs, columns=["user", "item"])
+    gap = frame.astype(float)
+    gap.loc[2, "item"] = np.nan
+    model = pb.sklearn.MatrixCompletion(max_rank=4, random_state=1).fit(frame, y)
+    assert list(model.feature_names_in_) == ["user", "item"]
+    for wrong in (model.predict, lambda X: model.update(X, y)):
+        with pytest.raises(ValueError, match="must be in the same order"):
+            wrong(frame[["item", "user"]])
+        with pytest.raises(ValueError, match="column 0 of X has labels of type string; those of fit are of type numb"):
+            wrong(frame.astype(str))
+        with pytest.raises(ValueError, match="no label in row 2, column 1"):
+            wrong(gap)
+    np.testing.assert_array_equal(model.predict(frame.astype(float)), model.predict(frame))
+    mixed = frame.assign(user=[f"u{i:02d}" for i in frame["user"]])
+    named = clone(model).fit(mixed, y)
+    np.testing.assert_allclose(named.predict(mixed), model.predict(frame))
+    assert named.predict(mixed[:0]).shape == (0,)
+    unfit = clone(model)
+    for X, message in (
+        (frame.assign(user=[None, *frame["user"][1:]]), "no label in row 0, column 0"),
+        (frame.assign(user=["a", *frame["user"][1:]]), "labels of types int, str, which do not sort"),
+        (frame[:0], "no entries"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            unfit.fit(X, y[: len(X)])
+    with pytest.raises(ValueError, match="is a sparse matrix"):
+        model.predict(sparse.eye(3))

@@ -95,6 +95,8 @@ def test_works_in_a_pipeline_and_is_reachable(data):
         (GibbsClassifier(loss="auc"), "not a loss of two classes"),
         (GibbsRanker(loss="hinge"), "not a loss of pairs"),
         (GibbsClassifier(method="mcmc"), "expected one of vi, ep, smc"),
+        (GibbsClassifier(standardize="x"), "standardize='x': expected True or False"),
+        (GibbsClassifier(fit_intercept=1), "fit_intercept=1: expected True or False"),
         (GibbsClassifier(learning_rate="best"), "expected a number, 'cv', 'bound', 'theory' or None"),
     ],
 )
@@ -170,7 +172,7 @@ def test_weights_and_updates_that_do_not_fit_are_refused(data):
         GibbsRanker().fit(X, y, sample_weight=np.full(150, 1e-3))
     with pytest.raises(ValueError, match="one class only"):
         GibbsClassifier().fit(X, y, sample_weight=(y == "a").astype(float))
-    with pytest.raises(ValueError, match="fit has not seen"):
+    with pytest.raises(ValueError, match="the class 'c', which fit has not seen"):
         fitted.update(X[:2], ["a", "c"])
     with pytest.raises(ModelError, match="pairs with weights"):
         pb.gibbs.fit_pair_ep(GibbsRanker().fit(X, y, sample_weight=np.linspace(0.5, 1.5, 150)).posterior_)
