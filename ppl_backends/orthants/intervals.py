@@ -19,6 +19,7 @@ LOG_ROOT_2PI = 0.5 * np.log(2 * np.pi)
 NARROW = 1e-5  # half width, times the distance from zero, below which the density is a tilted constant
 SHARE = 1e-6  # least share of Φ(upper) in an interval for Φ(upper) − Φ(lower) to be accurate to 1e-10
 SMALLEST = 1e-290
+FAR, SHORT = 500.0, 1e-3  # distance from zero, or half width, from which the density is an exponential
 
 
 class Moments(NamedTuple):
@@ -93,7 +94,7 @@ def moments(lower: Array, upper: Array) -> Moments:
         narrow = half * np.maximum(1.0, np.abs(middle)) < 100 * NARROW
         mean = np.where(narrow, middle * (1 - half**2 / 3), mean)
         variance = np.where(narrow, half**2 / 3, variance)
-        far = a > 500
+        far = (a > FAR) | ((a > 0) & (half < SHORT))
         steep = np.where(far, a * width, 1.0)
         cut = np.where(steep < 300, (0.5 * width / np.sinh(0.5 * np.minimum(steep, 300.0))) ** 2, 0.0)
         variance = np.where(far & ~narrow, 1 / np.maximum(a, 1.0) ** 2 - cut, variance)  # of an exponential, cut off

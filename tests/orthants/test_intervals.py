@@ -40,6 +40,19 @@ def test_against_many_digits_and_mirrored(lower, upper, log_p, mean, sd):
         np.testing.assert_array_equal(found.log_p, log_interval(*arrays(a, b)))
 
 
+@pytest.mark.parametrize("lower", [0.0, 0.5, 5.0, 30.0, 100.0, 200.0, 400.0, 499.0, 501.0, 3000.0])
+def test_variances_of_narrow_intervals_in_the_tails(lower):
+    upper = lower + np.geomspace(1e-8, 0.1, 29)
+    nodes, weights = np.polynomial.legendre.leggauss(100)
+    t = 0.5 * (upper - lower)[:, None] * (nodes + 1)  # with all digits, because ``lower`` is not added to it
+    density = weights * np.exp(-lower * t - 0.5 * t**2)
+    density /= density.sum(axis=1, keepdims=True)
+    mean = (density * t).sum(axis=1, keepdims=True)
+    wanted = (density * (t - mean) ** 2).sum(axis=1)
+    for a, b in [(np.full(29, lower), upper), (-upper, np.full(29, -lower))]:
+        np.testing.assert_allclose(moments(a, b).variance, wanted, rtol=5e-4)
+
+
 @pytest.mark.parametrize(("lower", "upper"), [case[:2] for case in CASES])
 def test_quantiles_split_the_mass(lower, upper):
     u = np.linspace(0.05, 0.95, 7)
