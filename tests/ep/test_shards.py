@@ -8,8 +8,10 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from ppl_backends.approximations.ep import Factors, FileShard, Logit, fit_ep, fit_ep_sharded
-from ppl_backends.errors import ModelError
+from ppl_backends.approximations.ep import ArrayShard, Factors, FactorsTarget, FileShard, Logit, fit_ep, fit_ep_sharded
+from ppl_backends.approximations.ep.parallel import Sites
+from ppl_backends.approximations.ep.sharded_target import ShardedTarget
+from ppl_backends.errors import ApproximationWarning, ModelError
 
 N, D = 3000, 4
 
@@ -98,6 +100,47 @@ def parquet_shards(table, path):
 def test_shards_from_libraries_of_files(table, tmp_path, make):
     whole = fit_ep(Factors(table[:, :D], 0.1, Logit(table[:, D]), 0.0, 1.0))
     same(fit_ep_sharded(make(table, tmp_path / "table"), 0.0, 1.0, dim=D), whole)
+
+
+def separated(n=40):
+    x = np.linspace(-1, 1, n)
+    return np.column_stack([np.ones(n), x]), x > 0
+
+
+def test_an_improper_posterior_is_named_as_by_fit_ep():
+    X, y = separated()
+    said = []
+    for fit in (
+        lambda: fit_ep(Factors(X, 0.1, Logit(y), 0.0, 0.0)),
+        lambda: fit_ep_sharded([ArrayShard(X[k::2], np.full(20, 0.1), Logit(y[k::2])) for k in range(2)], 0, 0, dim=2),
+    ):
+        with pytest.warns(ApproximationWarning, match="^EP: the posterior is improper: its density does not") as caught:
+            assert not fit().converged
+        said.append(str(caught[0].message))
+    assert said[0] == said[1]
+
+
+def test_a_flat_prior_is_no_fault_if_the_data_are_not_separated():
+    X, y = separated()
+    y[10] = True
+    shards = [ArrayShard(X[a : a + 20], np.full(20, 0.1), Logit(y[a : a + 20])) for a in (0, 20)]
+    q = fit_ep_sharded(shards, 0.0, 0.0, dim=2)
+    assert q.converged
+    assert not q.trouble
+    same(q, fit_ep(Factors(X, 0.1, Logit(y), 0.0, 0.0)))
+
+
+def test_the_density_of_shards_is_that_of_all_rows(table, tmp_path):
+    table.tofile(path := tmp_path / "rows.bin")
+    factors = Factors(table[:, :D], 0.1, Logit(table[:, D]), 0.3, 2.0, log_constant=1.5)
+    shards = [FileShard(partial(read_rows, path, a, b), b - a) for a, b in pairwise([0, 700, N])]
+    target = ShardedTarget(Sites(shards, factors.prior), 1.5, factors.names)
+    whole, x = FactorsTarget(factors), np.random.default_rng(3).standard_normal((4, D))
+    for one, other in zip(target.evaluate(x, True), whole.evaluate(x, True), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-8)
+    np.testing.assert_allclose(target.log_density(x), whole.log_density(x), rtol=1e-10)
+    for part in ("joint", "likelihood"):
+        np.testing.assert_allclose(target.hessian(x, part), whole.hessian(x, part), rtol=1e-10, atol=1e-8)
 
 
 def test_a_shard_must_have_the_rows_it_says(table, tmp_path):

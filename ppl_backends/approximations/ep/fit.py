@@ -15,6 +15,7 @@ from ppl_backends.approximations.ep.hyper import EPMixture, integrate
 from ppl_backends.approximations.ep.parallel import EPRun, Options, Sites, run_parallel, run_sequential
 from ppl_backends.approximations.ep.reduction import Reduction
 from ppl_backends.approximations.ep.result import EPApproximation, leave_one_out, leave_out_normal
+from ppl_backends.approximations.ep.sharded_target import ShardedTarget
 from ppl_backends.approximations.ep.shards import EPSites, SiteState
 from ppl_backends.approximations.laplace import endless_climb
 from ppl_backends.errors import ApproximationWarning, ModelError, user_level
@@ -145,9 +146,7 @@ def fit_ep(
         given = fit(factors, initial, target)
         if given.diagnostics["failed_sites"]:
             _check_possible(target)
-        endless = None if factors.prior.proper else endless_climb(target)
-        if endless is not None:  # sites may settle all the same
-            given = given.replaced(converged=False, trouble=endless.trouble)
+        given = _known_improper(given, factors.prior, target)
         _warn(given)
         return _checked_by_itself(given, given)
     if initial is not None:
@@ -199,6 +198,12 @@ def fit_ep_sharded(
     EPApproximation
         Its ``factors`` is None; all sites count as observations.
 
+    Warns
+    -----
+    ApproximationWarning
+        If EP did not converge, with its last change, or the posterior is improper; ``converged`` is then False. Under an
+        improper prior this is found by climbs, each step of which is one more pass over the shards.
+
     Examples
     --------
     >>> import numpy as np
@@ -217,8 +222,15 @@ def fit_ep_sharded(
     labels = tuple(names) if names is not None else tuple(f"theta[{j}]" for j in range(dim))
     q = Gaussian.from_covariance(prior.mean + run.q.mean, run.q.cov)
     result = _assemble(run, sites, options, q, log_constant, names=labels)
+    result = _known_improper(result, prior, ShardedTarget(sites, log_constant, labels))
     _warn(result)
     return result
+
+
+def _known_improper(q: EPApproximation, prior: GaussianPrior, target: BaseTarget) -> EPApproximation:
+    """Return the fit, with the trouble that the posterior is improper if it is; sites may settle all the same."""
+    endless = None if prior.proper else endless_climb(target)
+    return q if endless is None else q.replaced(converged=False, trouble=endless.trouble)
 
 
 def _check_fraction(fraction: Fraction, sites: SiteFamily) -> None:
