@@ -1,7 +1,8 @@
 """Inclusion probabilities of probit regressions: search over models against the joint Gibbs sampler of Holmes & Held (2006).
 
-    python examples/benchmarks/model_search_against_gibbs.py german_credit --runs 8 --seconds 15
-    python examples/benchmarks/model_search_against_gibbs.py musk --runs 6 --seconds 20 --draws 1000
+    python examples/benchmarks/model_search_against_gibbs.py german_credit --runs 8 --seconds 15 > german.jsonl
+    python examples/benchmarks/model_search_against_gibbs.py musk --runs 6 --seconds 20 --draws 1000 > musk.jsonl
+    python examples/benchmarks/model_search_against_gibbs.py table musk.jsonl
 
 The Gibbs sampler draws (γ, β) given the latent normal z, γ by switching one candidate with β integrated over, and z
 given β. It runs for the requested CPU seconds, after a tenth of them as burn-in. The search has ``--draws`` particles.
@@ -10,8 +11,11 @@ ratio of their sums comes from 10,000 bootstrap samples of the runs of each meth
 """
 
 import argparse
+import json
 import math
+import sys
 import time
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -25,6 +29,7 @@ from ppl_backends.model_search.space import make_space
 
 BLOCK, BURN_IN = 200, 0.1
 RESAMPLES = 10_000
+METHODS = ("search", "gibbs")
 EDGE = 0.01  # from which inclusions vary enough for their variances to be compared
 
 jit = numba.njit(nogil=True)
@@ -130,44 +135,47 @@ def interval(gibbs, search, seconds, rng):
     return np.nanquantile(sums["gibbs"] / sums["search"], [0.025, 0.975])
 
 
-def main():
-    """Measure what the command line asks for."""
+def measure(arguments):
+    """Print the inclusion probabilities of both methods, a line of JSON for each seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data")
     parser.add_argument("--runs", type=int, default=8)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--points", type=int, default=0, help="of unbiased estimates; 0 for Laplace itself")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     data = load_binary_regression(given.data)
     form = design_form(data.X, data.y, "binomial", "probit", None, None)
     space = make_space(form.names, form.always, None, None, "uniform")
-    run_gibbs(form, 0.01, 0)
-    found = {"search": [], "gibbs": []}
-    seconds = {"search": [], "gibbs": []}
-    for seed in range(-1, given.runs):
-        clock = time.process_time()
+
+    def search(draws, seed):
         evidence = LaplaceEvidence(form.regression)
         if given.points:
             evidence = ImportanceEvidence(evidence, given.points)
-        draws = given.draws if seed >= 0 else 50  # the first one compiles
-        run = run_search(space, evidence, draws, np.random.default_rng([1, seed + 1]))
-        if seed < 0:
-            continue
-        seconds["search"].append(time.process_time() - clock)
-        found["search"].append(run.population.share.mean(axis=0))
+        return run_search(space, evidence, draws, np.random.default_rng([1, seed]))
+
+    run_gibbs(form, 0.01, 0)  # the first ones compile
+    search(50, 0)
+    for seed in range(given.first, given.first + given.runs):
+        clock = time.process_time()
+        run = search(given.draws, seed + 1)
+        seconds = {"search": time.process_time() - clock}
         clock = time.process_time()
         inclusion, steps = run_gibbs(form, given.seconds, [2, seed])
-        seconds["gibbs"].append(time.process_time() - clock)
-        found["gibbs"].append(inclusion[~form.always])
-        taken = {name: round(each[-1], 1) for name, each in seconds.items()}
-        gap = np.abs(found["search"][-1] - found["gibbs"][-1]).max()
-        print(
-            f"{seed}: {taken}, {steps} Gibbs steps, largest gap {gap:.3f}, log evidence {run.log_evidence:.2f}",
-            flush=True,
-        )
+        seconds["gibbs"] = time.process_time() - clock
+        found = {"search": run.population.share.mean(axis=0).tolist(), "gibbs": inclusion[~form.always].tolist()}
+        row = {"seed": seed, "seconds": seconds, "found": found, "steps": steps, "log_evidence": run.log_evidence}
+        print(json.dumps(row), flush=True)
+
+
+def table(files):
+    """Print the comparison of the runs in files."""
+    rows = [json.loads(row) for file in files for row in Path(file).read_text().splitlines()]
+    found, seconds = ({name: [row[key][name] for row in rows] for name in METHODS} for key in ("found", "seconds"))
     middle = np.abs(np.mean(found["search"], axis=0) - 0.5) < 0.5 - EDGE
     cost = {}
+    print(f"{len(rows)} runs, {np.mean([row['steps'] for row in rows]):,.0f} Gibbs steps a run")
     for name, each in found.items():
         variance = np.var(each, axis=0, ddof=1)
         cost[name] = variance * np.mean(seconds[name])
@@ -184,9 +192,12 @@ def main():
         f"    ({EDGE}, {1 - EDGE}): median {np.median(ratio):.1f}, smallest {ratio[0]:.1f}, {np.mean(ratio > 1):.0%} > 1"
     )
     gap = np.abs(np.mean(found["gibbs"], axis=0) - np.mean(found["search"], axis=0))
-    error = np.sqrt((np.var(found["gibbs"], axis=0, ddof=1) + np.var(found["search"], axis=0, ddof=1)) / given.runs)
+    error = np.sqrt((np.var(found["gibbs"], axis=0, ddof=1) + np.var(found["search"], axis=0, ddof=1)) / len(rows))
     print(f"means differ by {gap.max():.4f} at most, ± {error[np.argmax(gap)]:.4f}")
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "table":
+        table(sys.argv[2:])
+    else:
+        measure(sys.argv[1:])
