@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import platform
 import shutil
@@ -67,6 +68,8 @@ def _one_line_errors(output: Path | None = None) -> Iterator[None]:
         try:
             _check_finish(output)
             yield
+        except BrokenPipeError:  # the reader has ended, as head does; Typer ends the program without a message
+            raise
         except (ModelError, OSError, ImportError) as error:
             typer.echo(f"error: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(1) from None
@@ -272,29 +275,44 @@ def _finish(idata: Any, output: Path | None, target: Any, kind: str = "all") -> 
 
     ``kind="stats"`` leaves out R-hat, which compares chains: independent and resampled draws have none.
     """
-    from ppl_backends.results.inference_data import group, is_before_posterior, normalised_evidence_error
+    from ppl_backends.results.inference_data import group, is_before_posterior
 
     if is_before_posterior(group(idata, "posterior").attrs):
         typer.echo("nothing is printed or written, because the run did not reach the posterior", err=True)
         raise typer.Exit(130)
-    names = [name for name in target.parameter_names if name in group(idata, "posterior")]
-    _print_summary(idata, names or None, kind)
     attrs = group(idata, "posterior").attrs
     name, label = ("elbo", "lower bound of the log evidence") if "elbo" in attrs else ("log_evidence", "log evidence")
-    evidence = f"{label} {float(attrs.get(name, float('nan'))):.3f}"
+    if not math.isfinite(float(attrs.get(name, float("nan")))):
+        raise ModelError(
+            f"{target.label}: the {label} is not finite, so nothing is printed or written; see the warning above"
+        )
+    names = [name for name in target.parameter_names if name in group(idata, "posterior")]
+    try:
+        _print_summary(idata, names or None, kind)
+        _print_evidence(attrs, name, label)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the file is for another reader
+        if output is not None:
+            _write(idata, output)
+        raise
+    if output is not None:
+        _write(idata, output)
+        console.print(f"wrote {output}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_evidence(attrs: Any, name: str, label: str) -> None:
+    """Print the log evidence or its bound, and that under the normalised prior where they differ."""
+    from ppl_backends.results.inference_data import normalised_evidence_error
+
+    evidence = f"{label} {float(attrs[name]):.3f}"
     if f"{name}_se" in attrs:
         evidence += f", standard error {float(attrs[f'{name}_se']):.4f}"
-    console.print(f"{evidence} ({attrs['accuracy']})", highlight=False, soft_wrap=True)
+    typer.echo(f"{evidence} ({attrs['accuracy']})")
     if "log_prior_normalizer_note" in attrs:
         less = float(attrs[name]) - float(attrs["log_prior_normalizer"])
         error = normalised_evidence_error(attrs, name)
         known = f", standard error {error:.4f}" if error == error else ""
-        text = f"under the normalised prior {less:.3f}{known}: compare models by this"
-        console.print(text, highlight=False, soft_wrap=True)
-    if output is not None:
-        sys.stdout.flush()
-        _write(idata, output)
-        console.print(f"wrote {output}", highlight=False, markup=False, soft_wrap=True)
+        typer.echo(f"under the normalised prior {less:.3f}{known}: compare models by this")
 
 
 def _print_summary(idata: Any, names: list[str] | None = None, summary_kind: str = "all") -> None:

@@ -124,6 +124,35 @@ def test_a_run_stopped_before_the_posterior_gives_no_result(stan_files, tmp_path
     assert not (tmp_path / "part.nc").exists()
 
 
+@pytest.mark.filterwarnings("always::ppl_backends.errors.ApproximationWarning")
+def test_an_improper_posterior_is_an_error(tmp_path):
+    program = tmp_path / "flat.stan"
+    program.write_text("parameters { real a; } model { }")
+    result = invoke("laplace", program, "--output", tmp_path / "flat.nc", "--quiet")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    warning, error = result.stderr.splitlines()
+    assert "the posterior is improper" in warning
+    assert error.startswith("error: flat.stan: the log evidence is not finite")
+    assert not (tmp_path / "flat.nc").exists()
+
+
+def test_a_closed_pipe_ends_quietly_after_the_file_is_written(stan_files, tmp_path):
+    output = tmp_path / "laplace.nc"
+    arguments = ["laplace", *map(str, stan_files), "--output", str(output), "--seed", "1", "--quiet"]
+    command = f"import sys; from ppl_backends.cli import app; sys.argv[1:] = {arguments}; app()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", command], stdout=writing, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writing)
+    assert run.returncode == 1  # as of other programs of Typer
+    assert run.stderr == ""
+    with xr.open_dataset(output, group="posterior", engine="h5netcdf") as posterior:
+        assert posterior.attrs["log_evidence"] == pytest.approx(LOG_EVIDENCE, abs=1e-3)
+
+
 def test_a_python_file_is_sent_to_python(tmp_path):
     result = invoke("smc", tmp_path / "model.py")
     assert result.exit_code == 1
