@@ -43,22 +43,22 @@ def enumerate_models(
 ) -> Enumerated:
     """Return all models of a space with their posterior probabilities."""
     bits = space.all()
-    log_evidence, variance = np.empty(len(bits)), np.zeros(len(bits))
-    for start in range(0, len(bits), _BLOCK):
-        rows = slice(start, start + _BLOCK)
+    blocks = [slice(start, start + _BLOCK) for start in range(0, len(bits), _BLOCK)]
+    log_evidence, log_prior, variance = np.empty(len(bits)), np.empty(len(bits)), np.zeros(len(bits))
+    for rows in blocks:
+        log_prior[rows] = space.log_prior(bits[rows])
         columns = space.columns(bits[rows])
         if isinstance(evidence, ImportanceEvidence):
             log_evidence[rows], variance[rows] = evidence.with_variance(columns, rng)
         else:
             log_evidence[rows] = evidence(columns, rng)
         if show is not None:
-            show(min(1.0, (start + _BLOCK) / len(bits)))
-    log_prior = space.log_prior(bits)
+            show(min(1.0, rows.stop / len(bits)))
     if callable(space.prior):
         log_prior = log_prior - logsumexp(log_prior)
     total = float(logsumexp(log_evidence + log_prior))
     probability = np.exp(log_evidence + log_prior - total)
-    inclusion = probability @ bits
+    inclusion = np.sum([probability[rows] @ bits[rows] for rows in blocks], axis=0)
     error = probability**2 * variance  # of each model's share of the total
-    inclusion_se = np.sqrt(np.einsum("i,ij->j", error, (bits - inclusion) ** 2))
+    inclusion_se = np.sqrt(np.sum([error[rows] @ (bits[rows] - inclusion) ** 2 for rows in blocks], axis=0))
     return Enumerated(bits, log_evidence, probability, inclusion, inclusion_se, total, float(error.sum() ** 0.5))

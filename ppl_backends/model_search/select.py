@@ -15,7 +15,7 @@ from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.model_search.certificate import LARGEST_CHANGE, LARGEST_SHIFT, Certificate, certify_evidence
 from ppl_backends.model_search.enumeration import Enumerated, enumerate_models
 from ppl_backends.model_search.evidences.base import Evidence
-from ppl_backends.model_search.evidences.table import EVIDENCES, can_enumerate, make_evidence
+from ppl_backends.model_search.evidences.table import EVIDENCES, MOST_ENUMERATED, can_enumerate, make_evidence
 from ppl_backends.model_search.forms import LINKS, Form, design_form
 from ppl_backends.model_search.model_form import labels, model_form
 from ppl_backends.model_search.path import ModelPath
@@ -29,7 +29,6 @@ from ppl_backends.random import spawn_generators
 from ppl_backends.smc.checkpoint import Checkpoint
 from ppl_backends.targets.digest import digest, digest_of_numbers
 
-MOST_ENUMERATED = 26  # candidates
 _COMPARED = 48  # models at which prior functions are compared
 
 
@@ -116,6 +115,7 @@ def select_variables(
     points : int
         Points of an importance estimate.
     method : {"auto", "enumerate", "smc"}
+        Up to 24 candidates can be enumerated, whose 2^24 models take 1.6 GB.
     draws : int
         Models kept per chain, which are particles of SMC.
     chains : int
@@ -175,7 +175,10 @@ def select_variables(
         one or method == "enumerate" or (method == "auto" and can_enumerate(evidence, form, space.n_candidates, points))
     )
     if enumerated and space.n_candidates > MOST_ENUMERATED:
-        raise ModelError(f"method='enumerate': 2^{space.n_candidates} models are too many; use method='smc'")
+        raise ModelError(
+            f"method='enumerate': 2^{space.n_candidates} models are too many, because 2^{MOST_ENUMERATED} take 1.6 GB; "
+            "use method='smc'"
+        )
     chosen = make_evidence(evidence, form, space.n_candidates, enumerated, points)
     if form.linear is not None:
         _refuse_dependent(space, chosen)

@@ -27,6 +27,7 @@ Bits = NDArray[np.bool_]
 ModelPrior = str | Callable[[Bits], Any]
 
 _MOST_SUMMED = 20  # candidates up to which the prior that a function gives is summed over all models
+_BLOCK = 2**16  # models that are made at once
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,12 @@ class ModelSpace:
 
     def all(self) -> Bits:
         """Return all models that heredity allows."""
-        codes = np.arange(2**self.n_candidates, dtype=np.uint32)
+        blocks = range(0, 2**self.n_candidates, _BLOCK)
+        return np.concatenate([self._numbered(start, min(start + _BLOCK, 2**self.n_candidates)) for start in blocks])
+
+    def _numbered(self, start: int, end: int) -> Bits:
+        """Return those models that heredity allows, of the binary numbers from ``start`` to ``end``."""
+        codes = np.arange(start, end, dtype=np.uint32)
         bits = ((codes[:, None] >> np.arange(self.n_candidates, dtype=np.uint32)) & 1).astype(bool)
         return bits[(~bits | self.free(bits)).all(axis=1)] if self.parents.any() else bits
 

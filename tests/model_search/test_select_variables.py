@@ -1,12 +1,15 @@
 """``select_variables`` by enumeration: published and brute-force probabilities, names, groups and heredity."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
-from scipy.special import betaln, logsumexp
+from scipy.special import betaln, expit, logsumexp
 
 import ppl_backends as pb
 from ppl_backends.datasets import load_binary_regression
 from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.model_search.enumeration import enumerate_models
 from ppl_backends.model_search.evidences.linear import LinearEvidence
 from ppl_backends.model_search.space import make_space
 
@@ -224,6 +227,10 @@ def test_models_are_listed_by_probability():
         ({"y": Y[:5]}, r"y has shape \(5,\); expected"),
         ({"groups": {"g": []}}, "'g' is empty"),
         (
+            {"X": np.tile(X, 9)[:, :25], "method": "enumerate"},
+            r"2\^25 models are too many, because 2\^24 take 1.6 GB; use method='smc'",
+        ),
+        (
             {"X": np.eye(3)[np.arange(90) % 3], "groups": {"g": [0, 1, 2]}},
             "no model can contain 'g'; leave a column out",
         ),
@@ -248,3 +255,21 @@ def test_estimates_without_a_known_error_are_not_trusted():
         idata = select(X=PIMA.X[:, :4], y=PIMA.y, evidence="importance_laplace", points=1)
     assert not idata.posterior.attrs["log_evidence_trusted"]
     assert idata.posterior.attrs["accuracy"] == "approximate"
+
+
+def test_enumeration_keeps_within_its_memory():
+    names = tuple(f"x{j}" for j in range(17))
+    space = make_space(names, np.zeros(17, dtype=bool), None, {"x16": ["x0", "x1"]}, "uniform")
+    rng = np.random.default_rng(0)
+    slope = rng.standard_normal(17)
+    tracemalloc.start()
+    found = enumerate_models(space, lambda columns, rng: columns @ slope, rng)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 160 * 2**17  # bytes; 300 if all models are made and averaged at once
+    each = np.log1p(np.exp(slope)) - np.log(2)  # log mean evidence over a candidate that is on or off
+    both = np.exp(slope[:2].sum()) / 4  # the last candidate is free if the first two are on
+    three = np.exp(each[:2].sum()) + both * np.expm1(each[16])
+    assert found.total == pytest.approx(each[2:16].sum() + np.log(three))
+    np.testing.assert_allclose(found.inclusion[2:16], expit(slope[2:16]))
+    assert found.inclusion[16] == pytest.approx(both * np.exp(slope[16]) / 2 / three)

@@ -11,6 +11,7 @@ from ppl_backends.model_search.forms import Form
 from ppl_backends.model_search.switched import Switched
 
 EVIDENCES = ("exact", "ep", "laplace", "importance_laplace", "importance_ep")
+MOST_ENUMERATED = 24  # candidates, whose 2^24 models take about 1.6 GB
 _LONG = 60.0  # seconds
 _SECONDS_EP, _SECONDS_ROW, _SECONDS_PRODUCT = (
     2e-3,
@@ -60,7 +61,10 @@ def seconds_per_model(name: str, form: Form, n_candidates: int, points: int) -> 
 
 def can_enumerate(name: str, form: Form, n_candidates: int, points: int) -> bool:
     """Return whether all models together take at most a minute."""
-    return n_candidates <= 24 and seconds_per_model(name, form, n_candidates, points) * 2.0**n_candidates <= _LONG
+    return (
+        n_candidates <= MOST_ENUMERATED
+        and seconds_per_model(name, form, n_candidates, points) * 2.0**n_candidates <= _LONG
+    )
 
 
 def _newton(regression: Switched, k: float) -> float:
