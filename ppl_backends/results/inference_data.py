@@ -124,7 +124,6 @@ def build_inference_data(
     extra_groups: Mapping[str, Mapping[str, DimsAndValues]] | None = None,
     log_likelihood: bool = False,
     log_prior: bool = False,
-    unconstrained: bool = False,
 ) -> Any:
     """Return draws ``(chains, draws, dim)`` on the unconstrained space as InferenceData in model space.
 
@@ -160,9 +159,6 @@ def build_inference_data(
         groups[name] = _draws(quantities, chains, draws, coords, dims)
     if log_prior:
         groups["log_prior"] = _draws({"log_prior": _log_prior(target, flat)}, chains, draws, {}, {})
-    if unconstrained:
-        values = {"x": (("chain", "draw", "unconstrained_parameter"), points)}
-        groups["unconstrained_posterior"] = _with_index_coords(xr.Dataset(values), target)
     for name, stored in (("observed_data", target.observed_data), ("constant_data", target.constant_data)):
         groups[name] = _constants(stored, coords, dims)
     return as_inference_data(groups)
