@@ -12,10 +12,10 @@ from ppl_backends.approximations.ep.reduction import Reduction, reduce
 from ppl_backends.approximations.ep.result import EPApproximation
 from ppl_backends.approximations.ep.shards import ShardUpdate, SiteState, split
 from ppl_backends.errors import ModelError
-from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.prior import GaussianPrior
-from ppl_backends.targets.factors.sites import LOG_2PI, Array
+from ppl_backends.targets.factors.sites import Array
 
 
 def log_evidence(log_constant: float, prior: GaussianPrior, q: Gaussian, update: ShardUpdate) -> float:

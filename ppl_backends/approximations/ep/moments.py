@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import roots_hermitenorm
 
+from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.targets.factors.sites import Array, Fraction, SiteFamily, TiltedMoments
 
 LEVELS = (8, 32, 128, 256)
@@ -25,7 +26,6 @@ factors of four, not two: on 200 sites each level costs more in calls than in no
 
 PANELS = len(LEVELS)
 TOLERANCE = 1e-6
-LOG_2PI = float(np.log(2 * np.pi))
 
 
 class Tilted(NamedTuple):

@@ -13,11 +13,11 @@ from scipy import sparse
 
 from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.numerics.arrays import for_kernels
+from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.targets.factors.design import as_design
 from ppl_backends.targets.factors.families import Normal
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import (
-    LOG_2PI,
     Array,
     CompiledFamily,
     FunctionSites,

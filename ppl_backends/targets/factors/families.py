@@ -13,8 +13,8 @@ from scipy.special import erfcx, expit, gammaln, log_ndtr, logsumexp
 
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import as_floats
+from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.targets.factors.sites import (
-    LOG_2PI,
     LOGIT,
     NORMAL,
     POISSON,

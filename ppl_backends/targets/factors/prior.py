@@ -9,7 +9,8 @@ from scipy import sparse
 from scipy.linalg import LinAlgError, cho_solve, cholesky, eigh, solve_triangular
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.factors.sites import LOG_2PI, Array
+from ppl_backends.numerics.gaussian import LOG_2PI
+from ppl_backends.targets.factors.sites import Array
 
 
 class GaussianPrior:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri_exp
 
+from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.targets.factors.families import (
-    LOG_2PI,
     Laplace,
     Logit,
     NegativeBinomial,

@@ -24,7 +24,6 @@ Fraction = float | str  #: of power EP: one for all sites, or :data:`STUDENT`; b
 STUDENT = "student"
 Piece = tuple["SiteFamily", Any, Rows]
 
-LOG_2PI = float(np.log(2 * np.pi))
 LOGIT, PROBIT, POISSON, NORMAL = 0, 1, 2, 3  # numbers of the compiled families
 
 

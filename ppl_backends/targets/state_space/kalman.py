@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_backends.numerics.arrays import Array
+from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.targets.jax_process import double_precision
 from ppl_backends.targets.state_space.model import Parameters, StateSpaceModel
-
-LOG_2PI = float(np.log(2 * np.pi))
 
 
 def kalman_filter(

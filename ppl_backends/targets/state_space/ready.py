@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.options import checked, flag, integer, none, number
 from ppl_backends.options import function as a_function
 from ppl_backends.targets.state_space.model import LinearGaussian, StateSpaceModel
-
-LOG_2PI = float(np.log(2 * np.pi))
 
 
 def _numpy() -> Any:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import logsumexp
 
-from ppl_backends.targets.factors.families import LOG_2PI, NormalMixture
+from ppl_backends.numerics.gaussian import LOG_2PI
+from ppl_backends.targets.factors.families import NormalMixture
 from ppl_backends.targets.factors.recognise import FAR, NEAR, Recognised, Written, agrees
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.factors.graph import BatchedGraph
