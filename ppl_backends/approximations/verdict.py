@@ -19,10 +19,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
 
 from ppl_backends.approximations.noise import standardised_noise
-from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, pareto_k, tail_share
+from ppl_backends.numerics.weights import effective_sample_size, log_mean_exp, normalised_weights, pareto_k, tail_share
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 POINTS = 256
@@ -50,7 +49,7 @@ def figures_of_weights(log_weights: Array, dim: int) -> dict[str, float]:
     points in standard deviations, in root mean square over the coordinates.
     """
     inside = log_weights[np.isfinite(log_weights)]
-    divergence = logsumexp(log_weights) - np.log(len(log_weights)) - inside.mean()
+    divergence = log_mean_exp(log_weights) - inside.mean()
     return {
         "pareto_k": pareto_k(log_weights),
         "tail_share": tail_share(log_weights),
@@ -65,7 +64,7 @@ def evidence_seen(target: BaseTarget, q: Any) -> float:
     x = q.place(standardised_noise(POINTS, q.dim, np.random.default_rng(0)))
     with np.errstate(all="ignore"):
         log_weights = target.log_density(x) - q.log_density(x)
-    return float(logsumexp(np.where(np.isnan(log_weights), -np.inf, log_weights)) - np.log(POINTS))
+    return float(log_mean_exp(np.where(np.isnan(log_weights), -np.inf, log_weights)))
 
 
 def judge_gaussian(target: BaseTarget, q: Any) -> Verdict:

@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from scipy.special import logsumexp
 
 from ppl_backends.checks.moving import MEMORY_LEFT, Cloud, largest_k, memory_of, move_draws
 from ppl_backends.checks.predictive import elpd_data
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
-from ppl_backends.numerics.weights import pareto_k
+from ppl_backends.numerics.weights import log_mean_exp, pareto_k
 from ppl_backends.options import checked, integer, none
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import group, unconstrained_draws
@@ -283,7 +282,7 @@ def _sums(scores: Array, steps: int) -> Array:
 def _pointwise(ahead: Array, k: Array, source: Array, first: int, steps: int) -> xr.Dataset:
     """Return densities over all chains with their errors, indexed by the first predicted row."""
     chains, n = ahead.shape
-    score = logsumexp(ahead, axis=0) - np.log(chains)
+    score = log_mean_exp(ahead, axis=0)
     error = np.exp(ahead - score).std(axis=0, ddof=1) / chains**0.5 if chains > 1 else np.full(n, np.nan)
     largest = np.lib.stride_tricks.sliding_window_view(k, steps).max(axis=-1)
     refitted = np.lib.stride_tricks.sliding_window_view(source == REFITTED, steps).any(axis=-1)

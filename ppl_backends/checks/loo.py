@@ -19,11 +19,11 @@ import xarray as xr
 from scipy.special import logsumexp
 
 from ppl_backends.checks.moving import MEMORY_LEFT, Cloud, cloud_of, largest_k, memory_of, move_draws
-from ppl_backends.checks.predictive import elpd_data, log_mean
+from ppl_backends.checks.predictive import elpd_data
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.marginal_likelihood.draws import read_draws
 from ppl_backends.marginal_likelihood.necks import check_draws
-from ppl_backends.numerics.weights import normalised_weights, smoothed_weights
+from ppl_backends.numerics.weights import log_mean_exp, normalised_weights, smoothed_weights
 from ppl_backends.options import checked, flag, integer, none, number
 from ppl_backends.random import spawn_generators
 from ppl_backends.targets.convert import as_target
@@ -129,7 +129,7 @@ def loo_moment_match(
     coords = {"source": ("observation", sources), "k_before": ("observation", before)}
     pointwise = xr.DataArray([fit.elpd for fit in fits], dims="observation", coords={"observation": np.arange(n)})
     pareto_k = pointwise.copy(data=[fit.k for fit in fits]).assign_coords(coords)
-    p = float(log_mean(log_likelihood).sum() - pointwise.sum())
+    p = float(log_mean_exp(log_likelihood, axis=0).sum() - pointwise.sum())
     return elpd_data(pointwise, pareto_k, p, len(cloud.x), limit)
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
 from ppl_backends.results.inference_data import ARVIZ_MAJOR
-from ppl_backends.targets.protocol import Array
 
 
 def elpd_data(pointwise: xr.DataArray, pareto_k: xr.DataArray, p: float, n_samples: int, good_k: float) -> Any:
@@ -41,11 +39,3 @@ def elpd_data(pointwise: xr.DataArray, pareto_k: xr.DataArray, p: float, n_sampl
     figures = {"elpd": elpd, "se": se, "p": p, "n_samples": n_samples, "n_data_points": n, "scale": "log"}
     figures |= {"warning": bad, "good_k": good_k, "elpd_i": pointwise, "pareto_k": pareto_k}
     return utils.ELPDData(kind="loo", **figures) if kind is None else kind(**figures)
-
-
-def log_mean(values: Array, axis: int = 0) -> Array:
-    """Return the log of the mean of exp(values) along an axis."""
-    from scipy.special import logsumexp
-
-    found: Array = logsumexp(values, axis=axis) - np.log(values.shape[axis])
-    return found

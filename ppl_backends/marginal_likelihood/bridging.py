@@ -26,12 +26,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from ppl_backends.importance.outside import OutsidePoints
 from ppl_backends.marginal_likelihood.draws import Draws
 from ppl_backends.numerics.bridge import OptimalBridge, centred_shares, degrees_of_freedom, optimal_bridge
-from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, pareto_k, tail_share
+from ppl_backends.numerics.weights import effective_sample_size, log_mean_exp, normalised_weights, pareto_k, tail_share
 from ppl_backends.results.convergence import effective_draws
 from ppl_backends.smc.evidence import combine_evidence, sums_by_lineage
 from ppl_backends.targets.integral import combined_error
@@ -140,8 +139,7 @@ def _solved(draws: Draws, ratio: Array, own: NDArray[np.bool_], weights: Array) 
 
 def _relative(logs: Array, own: NDArray[np.bool_]) -> Array:
     """Return terms, given their logs, over their mean at the bridge's own draws, minus one."""
-    mean = logsumexp(logs[:, own]) - np.log(logs[:, own].size)
-    return np.exp(logs - mean) - 1.0
+    return np.exp(logs - log_mean_exp(logs[:, own])) - 1.0
 
 
 def _rows(labels: Index | None, own: NDArray[np.bool_]) -> Index | None:
@@ -166,7 +164,7 @@ def _combined(draws: Draws, splits: list[list[_Side]], undefined: float) -> Brid
     """Return the mean of all bridges with its error."""
     sides = [side for split in splits for side in split]
     estimates = np.array([side.bridge.log_evidence for side in sides])
-    log_evidence = float(logsumexp(estimates) - np.log(len(sides)))
+    log_evidence = float(log_mean_exp(estimates))
     h = np.zeros_like(draws.log_density)
     for side in sides:
         h[:, side.own] -= side.h[:, side.own] / len(splits)

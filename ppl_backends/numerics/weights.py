@@ -6,7 +6,7 @@ ESS/n the efficiency factor (EF). The relative variance of the weights is 1/EF â
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,11 @@ def normalised_weights(log_weights: Array) -> tuple[Array, float]:
     """Return weights that sum to one ``(n,)``, and the log of the mean unnormalised weight."""
     total = logsumexp(log_weights)
     return np.exp(log_weights - total), float(total - np.log(len(log_weights)))
+
+
+def log_mean_exp(logs: Any, axis: int | None = None) -> Any:
+    """Return the log of the mean of exp(logs), of all of them or along an axis."""
+    return logsumexp(logs, axis=axis) - np.log(np.size(logs, axis))
 
 
 def effective_sample_size(log_weights: Array) -> float:
@@ -178,8 +183,7 @@ def estimate_evidence(log_weights: Array, scrambled: bool) -> ImportanceEvidence
     """
     chains, n = log_weights.shape
     if scrambled and chains > 1:
-        log_means = logsumexp(log_weights, axis=1) - np.log(n)
-        combined = float(logsumexp(log_means) - np.log(chains))
+        combined = float(log_mean_exp(log_mean_exp(log_weights, axis=1)))
         variance, df = _variance_of_nets(np.exp(log_weights - combined))
         jump = 0.5 * np.exp(log_weights.max() - combined) / n if np.isneginf(log_weights).any() else 0.0
         error = float(np.hypot(variance**0.5, jump) / chains**0.5)
@@ -187,4 +191,4 @@ def estimate_evidence(log_weights: Array, scrambled: bool) -> ImportanceEvidence
     pooled = log_weights.ravel()
     relative_variance = max(0.0, pooled.size / effective_sample_size(pooled) - 1)
     error = (relative_variance / max(pooled.size - 1, 1)) ** 0.5
-    return ImportanceEvidence(float(logsumexp(pooled) - np.log(pooled.size)), error, float("nan"), "weights")
+    return ImportanceEvidence(float(log_mean_exp(pooled)), error, float("nan"), "weights")

@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.weights import log_mean_exp
 from ppl_backends.options import checked, integer
 from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.ordering import Rectangle, order_rectangle
@@ -108,7 +109,7 @@ def rectangle_gradient(
     if rectangle.rank < rest.dim:
         raise ModelError("the covariance is singular: log P has no derivative by it")
     log_p, z, log_weights, trusted = _points(rectangle, n_points, replicates, spawn_seeds(random_seed, replicates))
-    average = float(logsumexp(log_p) - np.log(len(log_p)))
+    average = float(log_mean_exp(log_p))
     se = float(np.exp(log_p - average).std(ddof=1) / np.sqrt(len(log_p)))
     parts = _derivatives(rectangle, z, np.exp(log_weights - logsumexp(log_weights)), rest.lower, rest.upper)
     by_mean, by_lower, by_upper = np.zeros((3, dim))
@@ -131,7 +132,7 @@ def _points(
     by_replicate = log_weights.reshape(replicates, n)
     relative = np.exp(log_weights - logsumexp(log_weights))
     if 1 / (relative**2).sum() >= LEAST_EFFICIENCY * len(relative):
-        return logsumexp(by_replicate, axis=1) - np.log(n), z, log_weights, True
+        return log_mean_exp(by_replicate, axis=1), z, log_weights, True
     solver = Sequential(rectangle, n, "tilted_smc")
     ends = solver.particles(1.0, seeds)
     log_p = np.array([end.log_p for end in ends])

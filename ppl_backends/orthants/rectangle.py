@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.weights import log_mean_exp
 from ppl_backends.options import checked, choice, integer, none
 from ppl_backends.orthants.chain import find_chain
 from ppl_backends.orthants.low_rank import Integrand, find_factors
@@ -280,7 +281,7 @@ def _student(solver: Solver, df: float, seeds: list[np.random.SeedSequence]) -> 
 def _combine(runs: Runs, name: str) -> RectangleProbability:
     """Return the mean of estimates, as a log, with its standard error by the delta method."""
     n = len(runs.log_p)
-    log_p = float(logsumexp(runs.log_p) - np.log(n))
+    log_p = float(log_mean_exp(runs.log_p))
     if name == "ep":
         se, df = np.nan, np.nan
     elif n == 1:

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from ppl_backends.numerics.nets import sobol
-from ppl_backends.numerics.weights import effective_sample_size
+from ppl_backends.numerics.weights import effective_sample_size, log_mean_exp
 from ppl_backends.orthants import closed
 from ppl_backends.orthants.chain import Chain, ChainPath
 from ppl_backends.orthants.ep import dense_ep, factor_ep
@@ -201,9 +201,8 @@ class Sequential:
 
 def _from_weights(log_w: Array) -> Runs:
     """Return the estimates of replicates from their log weights ``(replicates, n)``."""
-    n = log_w.shape[1]
     efficiency = effective_sample_size(log_w.ravel()) / log_w.size
     reasons: tuple[str, ...] = ()
     if not efficiency >= LEAST_EFFICIENCY:
         reasons = (f"efficiency {efficiency:.2g} is below {LEAST_EFFICIENCY:g}: the standard error may be too small",)
-    return Runs(logsumexp(log_w, axis=1) - np.log(n), efficiency, reasons)
+    return Runs(log_mean_exp(log_w, axis=1), efficiency, reasons)

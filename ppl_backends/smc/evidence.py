@@ -28,11 +28,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
-from scipy.special import logsumexp
 from scipy.stats import f as f_distribution
 
 from ppl_backends.numerics.bridge import degrees_of_freedom
-from ppl_backends.numerics.weights import OUTER, normalised_weights
+from ppl_backends.numerics.weights import OUTER, log_mean_exp, normalised_weights
 from ppl_backends.targets.protocol import Array, Index
 
 # A single-run variance counts for at most this many degrees of freedom, so that the spread between runs has influence.
@@ -141,7 +140,7 @@ class EvidenceEstimate(NamedTuple):
 def combine_evidence(log_evidence: Array, variance: Array, df: Array) -> EvidenceEstimate:
     """Pool runs ``(runs,)``: return the log of the mean evidence and its standard error."""
     runs = len(log_evidence)
-    combined = float(logsumexp(log_evidence) - np.log(runs))
+    combined = float(log_mean_exp(log_evidence))
     pooled, total_df, disagree = (float(figure) for figure in _pooled(log_evidence, variance, df))
     spread = float(np.std(log_evidence, ddof=1)) if runs > 1 else float("nan")
     return EvidenceEstimate(combined, (pooled / runs) ** 0.5, total_df, bool(disagree), spread)

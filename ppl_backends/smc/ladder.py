@@ -16,7 +16,7 @@ import xarray as xr
 from scipy.special import logsumexp
 
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
-from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, smoothed_weights
+from ppl_backends.numerics.weights import effective_sample_size, log_mean_exp, normalised_weights, smoothed_weights
 from ppl_backends.options import checked, none, number
 from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.smc.evidence import log_relative
@@ -178,7 +178,7 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
         weights.append(log_weights)
         betas.append(float(rung["beta"]))
     log_weights = np.concatenate(weights)
-    log_evidence = float(logsumexp(log_weights) - np.log(len(log_weights)))
+    log_evidence = float(log_mean_exp(log_weights))
     smoothed, pareto_k = smoothed_weights(log_weights)
     log_weight, ess = smoothed - logsumexp(smoothed), effective_sample_size(smoothed)
     not_to_be_fitted = np.isnan(pareto_k) and ess < 0.5 * len(log_weight)

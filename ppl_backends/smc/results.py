@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
 
+from ppl_backends.numerics.weights import log_mean_exp
 from ppl_backends.results import build_inference_data
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence, sums_by_lineage
 from ppl_backends.smc.health import Verdict
@@ -35,7 +35,7 @@ def smc_inference_data(
 ) -> Any:
     """Return the result of :func:`~ppl_backends.sample_smc`; ``attrs`` are further attributes."""
     reached, evidence = all(run.complete for run in runs), verdict.evidence
-    path_sampling = logsumexp([run.path_sampling.log_evidence for run in runs]) - np.log(len(runs))
+    path_sampling = log_mean_exp([run.path_sampling.log_evidence for run in runs])
     integral = prior_normalizer(path, runs)
     attrs = dict(attrs or {}) | {
         "log_evidence": evidence.log_evidence if reached else None,
