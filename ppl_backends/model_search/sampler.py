@@ -22,7 +22,7 @@ from ppl_backends.model_search.surrogate import find_surrogate
 from ppl_backends.smc.chains import Shows, run_chains
 from ppl_backends.smc.checkpoint import ChainStore, Checkpoint
 from ppl_backends.smc.core import Parts, SMCState, Step, begin, run_smc
-from ppl_backends.smc.evidence import EvidenceEstimate, PathSampling, combine_evidence, ess_of_means
+from ppl_backends.smc.evidence import EvidenceEstimate, PathSampling, ess_of_means, evidence_of_runs
 from ppl_backends.smc.records import SMCResult, Stage
 from ppl_backends.smc.results import ladder_stats
 from ppl_backends.smc.sampler import Watcher
@@ -150,7 +150,7 @@ def run_searches(
     runs, interrupted = run_chains(
         jobs, shows=_SHOWS, executor=executor, checkpoint=checkpoint, progressbar=progressbar
     )
-    estimate = combine_evidence(*np.array([(r.log_evidence, r.lineage.variance, r.lineage.df) for r in runs]).T)
+    estimate = evidence_of_runs(runs)
     bits: Bits = np.stack([run.population.x for run in runs])
     share = np.stack([run.population.share for run in runs])
     inclusion = share.mean(axis=(0, 1))

@@ -146,6 +146,11 @@ def combine_evidence(log_evidence: Array, variance: Array, df: Array) -> Evidenc
     return EvidenceEstimate(combined, (pooled / runs) ** 0.5, total_df, bool(disagree), spread)
 
 
+def evidence_of_runs(runs: Sequence[Any]) -> EvidenceEstimate:
+    """Return the evidence of independent runs of SMC, states or results, from their lineages."""
+    return combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
+
+
 def _pooled(values: Array, variance: Array, df: Array) -> tuple[Array, Array, Array]:
     """Return the variance of one run, its degrees of freedom, and whether the runs disagree, from figures ``(runs, ...)``."""
     runs = len(values)

@@ -24,8 +24,8 @@ from ppl_backends.numerics.weights import (
 )
 from ppl_backends.smc.evidence import (
     EvidenceEstimate,
-    combine_evidence,
     ess_of_means,
+    evidence_of_runs,
     precision_of_sds,
     sums_by_lineage,
 )
@@ -113,7 +113,7 @@ def _evidence_of(runs: Sequence[SMCResult], share: float) -> EvidenceEstimate:
     If weights of a single step have a tail whose mean is unreliable, its ``share`` has an error of its own size, which the
     variance of the weights lacks.
     """
-    found = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
+    found = evidence_of_runs(runs)
     return found._replace(standard_error=float(np.hypot(found.standard_error, share)))
 
 

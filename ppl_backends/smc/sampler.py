@@ -23,7 +23,7 @@ from ppl_backends.numerics.weights import normalised_weights, pareto_k, tail_sha
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.checkpoint import ChainStore
 from ppl_backends.smc.core import Parts, SMCState, Start, begin, run_smc
-from ppl_backends.smc.evidence import PathSampling, combine_evidence
+from ppl_backends.smc.evidence import PathSampling, evidence_of_runs
 from ppl_backends.smc.health import agrees, may_replace
 from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSettings, Pilot, Planned, UntilMixed, WasteFree, stay
@@ -222,7 +222,7 @@ class SampledPriorPath(PriorPath):
         A bridge from the last particles replaces that of tempering if it is precise, and is more precise or contradicts
         tempering: along a funnel the particles lag behind, and the integral of tempering is too small.
         """
-        tempering = combine_evidence(*np.array([(drawn.log_evidence, drawn.lineage.variance, drawn.lineage.df)]).T)
+        tempering = evidence_of_runs([drawn])
         kept = drawn.log_evidence, drawn.lineage.variance, drawn.lineage.df
         few = len(drawn.x) < _FEWEST
         samples = [] if few or self.how.unbiased else last_particles(self.prior, [drawn])

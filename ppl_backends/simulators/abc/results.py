@@ -16,7 +16,7 @@ from ppl_backends.simulators.abc.importance import mean_with_error
 from ppl_backends.simulators.abc.populations import PopulationsResult, PopulationStage, picked
 from ppl_backends.simulators.abc.problem import AbcProblem
 from ppl_backends.simulators.abc.sequential import Plan, SequentialResult
-from ppl_backends.smc.evidence import combine_evidence, ess_of_means
+from ppl_backends.smc.evidence import ess_of_means, evidence_of_runs
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["Found", "of_populations", "of_weighted_points", "to_inference_data"]
@@ -106,7 +106,7 @@ def of_populations(
     if adjust is not None:
         x = _adjusted_populations(problem, result, [near for near, _ in which], adjust == "heteroscedastic")
     rows = [np.arange(plan.points) * len(each) // plan.points for each in x]
-    evidence = combine_evidence(*np.array([(run.log_evidence, run.lineage.variance, run.lineage.df) for run in runs]).T)
+    evidence = evidence_of_runs(runs)
     size, estimates = _population_estimates(problem, result, rng)
     distance = [
         run.population.distances[np.arange(len(near)), near] for run, (near, _) in zip(runs, which, strict=True)
