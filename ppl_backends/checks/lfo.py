@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ppl_backends.checks.moving import MEMORY_LEFT, Cloud, largest_k, memory_of, move_draws
+from ppl_backends.checks.moving import Cloud, largest_k, memory_of, move_draws
 from ppl_backends.checks.predictive import elpd_data
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
 from ppl_backends.numerics.weights import log_mean_exp, pareto_k
@@ -27,6 +27,7 @@ from ppl_backends.options import checked, integer, none
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import group, unconstrained_draws
 from ppl_backends.smc.core import SMCState, Step
+from ppl_backends.smc.health import MEMORY_LEFT
 from ppl_backends.smc.ibis import RowsCall, row_settings
 from ppl_backends.smc.routes import choose_kernel
 from ppl_backends.smc.rows import RowsPath, observations_of, rows_have_gradients

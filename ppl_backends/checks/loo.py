@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 from scipy.special import logsumexp
 
-from ppl_backends.checks.moving import MEMORY_LEFT, Cloud, cloud_of, largest_k, memory_of, move_draws
+from ppl_backends.checks.moving import Cloud, cloud_of, largest_k, memory_of, move_draws
 from ppl_backends.checks.predictive import elpd_data
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.marginal_likelihood.draws import read_draws
@@ -26,6 +26,7 @@ from ppl_backends.marginal_likelihood.necks import check_draws
 from ppl_backends.numerics.weights import log_mean_exp, normalised_weights, smoothed_weights
 from ppl_backends.options import checked, flag, integer, none, number
 from ppl_backends.random import spawn_generators
+from ppl_backends.smc.health import MEMORY_LEFT
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget
 

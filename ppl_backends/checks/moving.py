@@ -26,7 +26,6 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Index
 Change = Callable[[Array, bool], tuple[Array, Array | None]]
 """Map from points and a flag for gradients to the change of the log density ``(n,)`` and its gradient ``(n, dim)``."""
 
-MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
 _SHARE = 0.7  # relative ESS of a step
 _MOST_UNITS = 200
 

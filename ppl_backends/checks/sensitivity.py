@@ -23,7 +23,6 @@ import xarray as xr
 
 from ppl_backends.checks.distances import Compared, compare
 from ppl_backends.checks.moving import (
-    MEMORY_LEFT,
     Change,
     Cloud,
     cloud_of,
@@ -41,6 +40,7 @@ from ppl_backends.options import checked, choice, increasing, integer, none, num
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import build_inference_data
 from ppl_backends.results.tables import whole
+from ppl_backends.smc.health import MEMORY_LEFT
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index
 

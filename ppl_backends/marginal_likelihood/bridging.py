@@ -30,7 +30,14 @@ from numpy.typing import NDArray
 from ppl_backends.importance.outside import OutsidePoints
 from ppl_backends.marginal_likelihood.draws import Draws
 from ppl_backends.numerics.bridge import OptimalBridge, centred_shares, degrees_of_freedom, optimal_bridge
-from ppl_backends.numerics.weights import effective_sample_size, log_mean_exp, normalised_weights, pareto_k, tail_share
+from ppl_backends.numerics.weights import (
+    NEGLIGIBLE_TAIL,
+    effective_sample_size,
+    log_mean_exp,
+    normalised_weights,
+    pareto_k,
+    tail_share,
+)
 from ppl_backends.results.convergence import effective_draws
 from ppl_backends.smc.evidence import combine_evidence, sums_by_lineage
 from ppl_backends.targets.integral import combined_error
@@ -148,7 +155,7 @@ def _rows(labels: Index | None, own: NDArray[np.bool_]) -> Index | None:
 
 def _heavy_k(logs: Array) -> float:
     """Return Pareto k of terms given their logs; 0 if the largest terms hold a negligible share of the sum."""
-    return pareto_k(logs) if tail_share(logs) > 0.02 else 0.0
+    return pareto_k(logs) if tail_share(logs) > NEGLIGIBLE_TAIL else 0.0
 
 
 def variance_of_mean(h: Array, ancestor: Index | None) -> Array:

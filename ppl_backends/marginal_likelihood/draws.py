@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 from ppl_backends.marginal_likelihood.bambi_draws import sampled_draws
+from ppl_backends.numerics.weights import FEWEST_INDEPENDENT, few_independent
 from ppl_backends.results.convergence import LARGEST_RHAT, effective_draws, rank_rhat, slowest
 from ppl_backends.results.inference_data import (
     as_inference_data,
@@ -23,7 +24,6 @@ from ppl_backends.targets.convert import is_instance
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
 _FEWEST = 40  # draws per chain
-_FEWEST_EFFECTIVE = 100.0
 _LOOKED_AT = 50  # slowest coordinates, for which R̂ and effective sample sizes are computed
 _LARGEST_DIVERGENT = 0.005  # of the draws
 _LARGEST_REPAIRED = 0.005  # of the draws
@@ -216,9 +216,9 @@ def distrust_of_draws(draws: Draws, found: Convergence) -> list[str]:
         reasons.append(
             f"{copies} of {len(draws.x)} chains repeat the draws of another chain: sample with different seeds"
         )
-    if found.effective < _FEWEST_EFFECTIVE:
+    if few_independent(found.effective):
         reasons.append(
-            f"the effective sample size of {found.slowest} is {found.effective:.0f}, below {_FEWEST_EFFECTIVE:.0f}: sample "
+            f"the effective sample size of {found.slowest} is {found.effective:.0f}, below {FEWEST_INDEPENDENT:.0f}: sample "
             "more draws"
         )
     if draws.divergent > _LARGEST_DIVERGENT * draws.n:

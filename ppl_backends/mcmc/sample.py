@@ -19,7 +19,7 @@ from ppl_backends.options import array, check_memory, checked, integer
 from ppl_backends.parallel import run_jobs
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
-from ppl_backends.results.convergence import LARGEST_RHAT, rank_rhat
+from ppl_backends.results.convergence import FEWEST_DRAWS, LARGEST_RHAT, rank_rhat
 from ppl_backends.results.inference_data import build_inference_data
 from ppl_backends.steps.calibrated import HMC
 from ppl_backends.steps.specification import Step, is_bound
@@ -287,12 +287,9 @@ def _longest_block(runs: Sequence[ChainDraws]) -> tuple[list[ChainDraws], int]:
     return [run for run in runs if run.x.shape[1] >= length], length
 
 
-_FEWEST_DRAWS = 20
-
-
 def why_not_converged(draws: Array, names: Sequence[str]) -> str:
     """Return why chains have not converged, with the figure; empty if nothing shows it."""
-    if draws.shape[1] < _FEWEST_DRAWS:
+    if draws.shape[1] < FEWEST_DRAWS:
         return ""
     stuck = np.flatnonzero(np.ptp(draws, axis=1).max(axis=0) == 0)
     if len(stuck):

@@ -33,7 +33,7 @@ from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.smc.records import SMCResult
 from ppl_backends.targets.protocol import Array, Index
 
-_MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
+MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
 # The same at the last temperature, on average over the runs, below which bridges to the particles are trusted.
 _UNCORRELATED = 0.1
 # Share of the last trajectories that diverged, above which it is a reason for distrust if no shorter steps were tried.
@@ -193,7 +193,7 @@ def _not_mixed(runs: Sequence[SMCResult], len_chain: int | None) -> list[str]:
         return []
     slow = [move for move in moves if _is_correlated(move)]
     # With few chains the correlations are noisy, and one of many stages may be an outlier by chance.
-    if len(slow) <= 0.1 * len(moves) and all(move.correlation <= max(_MEMORY_LEFT, 2.25 * move.noise) for move in slow):
+    if len(slow) <= 0.1 * len(moves) and all(move.correlation <= max(MEMORY_LEFT, 2.25 * move.noise) for move in slow):
         return []
     worst = max(slow, key=lambda move: move.correlation)
     return [
@@ -307,7 +307,7 @@ def _all_moves(runs: Sequence[SMCResult]) -> list[MoveSummary]:
 
 
 def _is_correlated(move: MoveSummary) -> bool:
-    return move.correlation > max(_MEMORY_LEFT, 1.5 * move.noise)
+    return move.correlation > max(MEMORY_LEFT, 1.5 * move.noise)
 
 
 class Verdict(NamedTuple):

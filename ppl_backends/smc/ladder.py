@@ -16,7 +16,13 @@ import xarray as xr
 from scipy.special import logsumexp
 
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
-from ppl_backends.numerics.weights import effective_sample_size, log_mean_exp, normalised_weights, smoothed_weights
+from ppl_backends.numerics.weights import (
+    LARGEST_PARETO_K,
+    effective_sample_size,
+    log_mean_exp,
+    normalised_weights,
+    smoothed_weights,
+)
 from ppl_backends.options import checked, none, number
 from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.smc.evidence import log_relative
@@ -24,8 +30,6 @@ from ppl_backends.smc.path import PathState
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array
-
-_UNRELIABLE_K = 0.7
 
 
 class StageParticles(NamedTuple):
@@ -182,7 +186,7 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
     smoothed, pareto_k = smoothed_weights(log_weights)
     log_weight, ess = smoothed - logsumexp(smoothed), effective_sample_size(smoothed)
     not_to_be_fitted = np.isnan(pareto_k) and ess < 0.5 * len(log_weight)
-    if pareto_k > _UNRELIABLE_K or not_to_be_fitted:
+    if pareto_k > LARGEST_PARETO_K or not_to_be_fitted:
         message = (
             f"reweight: Pareto k is {pareto_k:.2f}, and above 0.7 weights cannot be trusted: run sample_smc on the new "
             "model"

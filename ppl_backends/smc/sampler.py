@@ -19,7 +19,7 @@ from ppl_backends.approximations.missed_modes import can_be_sought
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.tuning import FirstPairs, make_tuning
-from ppl_backends.numerics.weights import normalised_weights, pareto_k, tail_share
+from ppl_backends.numerics.weights import NEGLIGIBLE_TAIL, normalised_weights, pareto_k, tail_share
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.checkpoint import ChainStore
 from ppl_backends.smc.core import Parts, SMCState, Start, begin, run_smc
@@ -35,7 +35,6 @@ from ppl_backends.targets.protocol import BaseTarget
 
 _MAX_STAGES = 1000
 _LIGHT_TAIL = 0.5  # Pareto k below which the weights have a finite variance
-_NEGLIGIBLE_TAIL = 0.02
 _FEWEST = 50  # particles to which the density of a bridge is fitted
 # Of a second run: the relative ESS of a step, the factor for the number of chains, and the least number of states per chain.
 _FINER_SHARE, _MORE_CHAINS, _SHORTEST = 0.9, 4, 2
@@ -156,7 +155,7 @@ def _is_enough(run: SMCState, path: TemperingPath, schedule: Schedule) -> bool:
     by_lineage = run.lineage.by_lineage(normalised_weights(log_weights)[0])
     if 1.0 / float((by_lineage**2).sum()) < schedule.least_share * len(by_lineage):
         return False
-    return pareto_k(log_weights) <= _LIGHT_TAIL or tail_share(log_weights) <= _NEGLIGIBLE_TAIL
+    return pareto_k(log_weights) <= _LIGHT_TAIL or tail_share(log_weights) <= NEGLIGIBLE_TAIL
 
 
 class Watcher:

@@ -11,7 +11,7 @@ import numpy as np
 from ppl_backends.approximations.missed_modes import LostMode, lost_mode_reason
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.numerics.weights import FEWEST_INDEPENDENT, few_independent
-from ppl_backends.results.convergence import LARGEST_RHAT, effective_draws, rank_rhat
+from ppl_backends.results.convergence import FEWEST_DRAWS, LARGEST_RHAT, effective_draws, rank_rhat
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.targets.protocol import Array
 from ppl_backends.tempering.barrier import Barrier
@@ -22,7 +22,6 @@ _FEWEST_TRIPS = 20  # round trips of all chains
 _FEWEST_SWAPS = 0.03  # acceptance rate of the worst pair of temperatures
 _UNSTABLE, _UNSTABLE_BY = 0.25, 1.0  # relative and absolute change of Λ between the halves of the draws
 _DISAGREEMENT = 4.0  # standard errors
-_FEWEST_DRAWS = 20
 
 
 class Diagnostics(NamedTuple):
@@ -89,7 +88,7 @@ def _of_swaps(run: Run, found: Diagnostics) -> list[str]:
 
 def _of_draws(run: Run, found: Diagnostics, names: Sequence[str]) -> list[str]:
     said = []
-    if len(run.x) > 1 and run.x.shape[1] >= _FEWEST_DRAWS:
+    if len(run.x) > 1 and run.x.shape[1] >= FEWEST_DRAWS:
         worst = int(np.argmax(np.nan_to_num(found.rhat, nan=np.inf)))
         if not found.rhat[worst] <= LARGEST_RHAT:
             said.append(
