@@ -237,13 +237,6 @@ class StudentMixture:
         return slope * self._root if self._root.ndim == 1 else slope @ self._root
 
 
-class Defensive(StudentMixture):
-    """(1 − ε)·approximation + ε·Student t, ε = 1/8."""
-
-    def __init__(self, approximation: Any, share: float = DEFENSIVE_SHARE) -> None:
-        super().__init__(approximation, [StudentT(gaussian_of(approximation))], [share, 1 - share])
-
-
 class Mixture:
     """Proposals of the same kind around the Gaussians of a mixture.
 
@@ -276,7 +269,8 @@ class Mixture:
 def make_proposal(name: str, approximation: Any) -> Proposal:
     """Return the proposal of that name around an approximation, or around every Gaussian of a mixture of modes.
 
-    ``"gaussian"`` is the approximation's own density; ``"t"`` has its mean and covariance; ``"defensive"`` mixes both.
+    ``"gaussian"`` is the approximation's own density; ``"t"`` has its mean and covariance; ``"defensive"`` mixes both, with
+    an eighth of the t.
     """
     if name not in ("gaussian", "t", "defensive"):
         raise ModelError(f"proposal={name!r}: expected 'gaussian', 't' or 'defensive'")
@@ -284,7 +278,10 @@ def make_proposal(name: str, approximation: Any) -> Proposal:
         return GaussianProposal(approximation)
     if isinstance(approximation, MixtureApproximation) and not approximation.overlapping:
         return Mixture(approximation.weights, [make_proposal(name, part) for part in approximation.components()])
-    return StudentT(gaussian_of(approximation)) if name == "t" else Defensive(approximation)
+    student = StudentT(gaussian_of(approximation))
+    if name == "t":
+        return student
+    return StudentMixture(approximation, [student], [DEFENSIVE_SHARE, 1 - DEFENSIVE_SHARE])
 
 
 def gaussian_of(approximation: Any) -> GaussianApproximation:

@@ -15,7 +15,7 @@ _LEVEL = -1e-2  # slopes above this count as zero
 _STEP, _FLAT, _LARGEST_HESSIAN = 1e-3, 1e-5, 300
 
 
-def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str | None:
+def improper_coordinate(target: BaseTarget) -> str | None:
     """Return the name of an unconstrained coordinate along which the log prior falls no faster than −log r, else None.
 
     Along a ray of coordinate j a proper density must fall faster than 1/r. The check uses the slope of the log density
@@ -24,8 +24,8 @@ def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str 
     curvature (a random walk without a starting value, group effects whose mean is flat) count if it does not fall
     along them at all.
 
-    The prior must be separate, or stated by the program. Other coordinates stay at ``centre`` ``(dim,)``, by default a
-    generic point, because a hierarchical prior has a pole where all its members are equal.
+    The prior must be separate, or stated by the program. Other coordinates stay at a generic point, because a
+    hierarchical prior has a pole where all its members are equal.
     """
     if target.rest is not None:  # if the likelihood is estimated, the prior is that of all other terms
         target = target.rest
@@ -35,7 +35,7 @@ def improper_coordinate(target: BaseTarget, centre: Array | None = None) -> str 
     if not target.has_split:
         return None
     target = target.with_fixed_batch_size()
-    centre = 0.5 * np.random.default_rng(0).standard_normal(target.dim) if centre is None else centre
+    centre = 0.5 * np.random.default_rng(0).standard_normal(target.dim)
     along = _far_slope(target, centre, np.eye(target.dim))
     if (along > -1.0 - 1e-3).any():
         return target.names[int(np.argmax(along > -1.0 - 1e-3))]

@@ -88,6 +88,8 @@ class UnnormalizedTarget(WrappedTarget):
 class CallableLikelihood(UnnormalizedLikelihood):
     """An unnormalised likelihood from plain functions of a point and a batch of data sets."""
 
+    name = "y"
+
     def __init__(
         self,
         dim: int,
@@ -96,9 +98,8 @@ class CallableLikelihood(UnnormalizedLikelihood):
         observed: Any,
         gradient: Callable[[Array, NDArray], Array] | None = None,
         exact: bool = False,
-        name: str = "y",
     ) -> None:
-        self.name, self.exact, self.observed = name, bool(exact), np.asarray(observed)[None]
+        self.exact, self.observed = bool(exact), np.asarray(observed)[None]
         self.depends_on = np.ones(dim, dtype=bool)
         self._log_unnormalized, self._simulate, self._gradient = log_unnormalized, simulate, gradient
 

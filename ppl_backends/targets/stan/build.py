@@ -58,9 +58,9 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("ppl-backends")) / "stan"
 
 
-def build_library(program: StanProgram, toolchain: Toolchain | None = None, cache: Path | None = None) -> Path:
+def build_library(program: StanProgram, cache: Path | None = None) -> Path:
     """Return the shared library of a program, from the cache or built now."""
-    toolchain, cache = toolchain or find_toolchain(), cache or cache_folder()
+    toolchain, cache = find_toolchain(), cache or cache_folder()
     flags = STANC_FLAGS if program.optimize else ()
     code = program.stanc(*flags, "--print-cpp", toolchain=toolchain).stdout
     key = _digest(code, SHIM.read_text(encoding="utf-8"), toolchain.version, *COMPILER_FLAGS)
