@@ -11,7 +11,7 @@ from ppl_backends.targets.state_space.filter import Filter, Values
 from ppl_backends.targets.state_space.scalar import TranslationError
 
 
-def filter_of(target: BaseTarget, method: str = "auto", resample_below: float = 0.5) -> Filter:
+def filter_of(target: BaseTarget, method: str = "auto") -> Filter:
     """Return the filter of a target's series; ``"auto"`` is guided if the model has a proposal, else bootstrap.
 
     Raises
@@ -22,9 +22,7 @@ def filter_of(target: BaseTarget, method: str = "auto", resample_below: float = 
     series: Any = target.full.state_space
     if series is None:
         raise ModelError(f"{target.full.label} has no state-space model: write pb.StateSpace or pb.with_state_space")
-    if method == "auto":
-        method = "bootstrap" if series.model.proposal is None else "guided"
-    return Filter(series.model, series.y, series.covariates, method, resample_below)
+    return series.filter(method)
 
 
 def compiled(particle_filter: Filter, parameters: Values) -> Filter | CompiledFilter:
