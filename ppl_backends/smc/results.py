@@ -88,9 +88,12 @@ def prior_normalizer(path: TemperingPath, runs: Sequence[SMCResult]) -> PriorInt
 
 def with_prior_error(evidence: EvidenceEstimate, path: TemperingPath) -> EvidenceEstimate:
     """Return the evidence of runs that start from a prior whose integral is an estimate, which they share."""
-    if path.integral is None:
-        return evidence
-    error, df = path.integral.added_to(evidence.standard_error, evidence.df)
+    return evidence if path.integral is None else with_error_of(path.integral, evidence)
+
+
+def with_error_of(integral: PriorIntegral, evidence: EvidenceEstimate) -> EvidenceEstimate:
+    """Return the evidence with the error of an estimated integral added to its own."""
+    error, df = integral.added_to(evidence.standard_error, evidence.df)
     return evidence._replace(standard_error=error, df=df)
 
 
@@ -121,18 +124,12 @@ def ladder_stats(
 
     ``coordinate`` is the name of the dimension for figures of each coordinate.
     """
-    longest = max(len(run.stages) for run in runs)
+    longest, dim = max(len(run.stages) for run in runs), runs[0].x.shape[1]
     stats: dict[str, tuple[tuple[str, ...], Array]] = {}
     for name, figure in _STAGE_FIGURES.items():
-        table = np.full((len(runs), longest), np.nan)
-        for chain, run in enumerate(runs):
-            table[chain, : len(run.stages)] = [figure(stage) for stage in run.stages]
-        stats[name] = (("chain", "stage"), table)
-    dim = runs[0].x.shape[1]
+        stats[name] = (("chain", "stage"), padded([[figure(stage) for stage in run.stages] for run in runs], longest))
     for name in ("mean", "sd"):
-        ladder = np.full((len(runs), longest, dim), np.nan)
-        for chain, run in enumerate(runs):
-            ladder[chain, : len(run.stages)] = [getattr(stage, name) for stage in run.stages]
+        ladder = padded([[getattr(stage, name) for stage in run.stages] for run in runs], longest, dim)
         stats[f"ladder_{name}"] = (("chain", "stage", coordinate), ladder)
     stats["undefined_start"] = (("chain",), np.array([run.start.undefined for run in runs]))
     stats["log_evidence_single_run"] = (("chain",), np.array([run.log_evidence for run in runs]))
@@ -147,6 +144,14 @@ def ladder_stats(
     stats["lp"] = (("chain", "draw"), np.stack([run.log_density for run in runs]))
     stats["ancestor"] = (("chain", "draw"), np.stack([run.lineage.ancestor for run in runs]))
     return stats
+
+
+def padded(rows: Sequence[Any], width: int, *shape: int) -> Array:
+    """Return rows of different lengths, of elements of a shape, as a table ``(rows, width, *shape)`` padded with NaN."""
+    table = np.full((len(rows), width, *shape), np.nan)
+    for place, row in enumerate(rows):
+        table[place, : len(row)] = row
+    return table
 
 
 def lineage_ess(x: Array, ancestor: Index) -> Array:

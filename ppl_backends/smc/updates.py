@@ -18,7 +18,7 @@ from ppl_backends.smc.core import SMCState, Start, begin
 from ppl_backends.smc.evidence import EvidenceEstimate, LineageVariance, combine_evidence
 from ppl_backends.smc.health import Verdict, distrust, figures_of, split_finished, warn_if_distrusted
 from ppl_backends.smc.records import SMCResult, Stage
-from ppl_backends.smc.results import smc_inference_data, with_prior_error
+from ppl_backends.smc.results import padded, smc_inference_data, with_prior_error
 from ppl_backends.smc.rows import Prequential, RowsPath
 from ppl_backends.smc.start import StartFigures
 from ppl_backends.targets.protocol import Array
@@ -100,7 +100,7 @@ def _with_state(path: RowsPath, idata: Any, runs: Sequence[SMCResult], rows: Seq
     )
     contribution = np.stack([run.lineage.contribution for run in runs])
     figures = {
-        name: (("chain", "stage"), _padded(values, stats.sizes["stage"]))
+        name: (("chain", "stage"), padded(values, stats.sizes["stage"]))
         for name, values in path.stage_figures(runs).items()
     }
     groups["sample_stats"] = stats.assign({**figures, "lineage_contribution": (("chain", "draw"), contribution)})
@@ -109,18 +109,10 @@ def _with_state(path: RowsPath, idata: Any, runs: Sequence[SMCResult], rows: Seq
     coords["unconstrained_parameter"] = stats["unconstrained_parameter"]
     groups["unconstrained_posterior"] = xr.Dataset({"x": (tuple(coords), x), **path.kept(runs)}, coords=coords)
     groups["prequential"] = xr.Dataset(
-        {"log_score": (("chain", "observation"), _padded([each.log_scores for each in rows], seen))},
+        {"log_score": (("chain", "observation"), padded([each.log_scores for each in rows], seen))},
         coords={"chain": np.arange(len(runs)), "observation": np.arange(seen)},
     )
     return as_inference_data(groups)
-
-
-def _padded(rows: Sequence[Any], width: int) -> Array:
-    """Return rows of different lengths as a table, padded with NaN."""
-    table = np.full((len(rows), width), np.nan)
-    for place, row in enumerate(rows):
-        table[place, : len(row)] = row
-    return table
 
 
 def _evidence_of_new(runs: Sequence[SMCResult], rows: Sequence[Prequential]) -> EvidenceEstimate:

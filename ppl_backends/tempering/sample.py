@@ -26,7 +26,7 @@ from ppl_backends.smc.health import agrees
 from ppl_backends.smc.lost_modes import find_lost_mode
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.smc.records import Visited
-from ppl_backends.smc.results import prior_normalizer, with_prior_error
+from ppl_backends.smc.results import prior_normalizer, with_error_of, with_prior_error
 from ppl_backends.smc.routes import choose_kernel, choose_path
 from ppl_backends.smc.sampler import Settings
 from ppl_backends.targets.convert import as_target, naming
@@ -223,17 +223,12 @@ def _evidence(path: TemperingPath, run: Run, stones: SteppingStones) -> Evidence
     """Return the evidence: stepping stones from the reference, plus the log of its own integral and share in the support."""
     evidence, start, (share, tries) = stones.combined, run.start, run.support
     if not path.draws_are_independent:
-        evidence = _added(evidence, PriorIntegral(0.0, start.variance**0.5, start.df))
+        evidence = with_error_of(PriorIntegral(0.0, start.variance**0.5, start.df), evidence)
     if share < 1.0:
         error = float(np.sqrt((1.0 - share) / (tries * share)))
-        evidence = _added(evidence, PriorIntegral(0.0, error, max(1.0, tries * share)))
+        evidence = with_error_of(PriorIntegral(0.0, error, max(1.0, tries * share)), evidence)
     base = start.log_normalizer + float(np.log(share))
     return with_prior_error(evidence._replace(log_evidence=evidence.log_evidence + base), path)
-
-
-def _added(evidence: EvidenceEstimate, integral: PriorIntegral) -> EvidenceEstimate:
-    error, df = integral.added_to(evidence.standard_error, evidence.df)
-    return evidence._replace(standard_error=error, df=df)
 
 
 def _lost(path: TemperingPath, run: Run, evidence: EvidenceEstimate, rng: np.random.Generator) -> LostMode | None:
