@@ -21,6 +21,7 @@ from scipy.stats import t as student_t
 from ppl_backends.approximations.modes import bound_of_ellipsoid
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
+from ppl_backends.numerics.gaussian import inside_cube
 
 GRID_DIM = 2  # largest dimension of a lattice; above it, a net of random points is used
 CURVATURE_STEP = 0.1
@@ -249,7 +250,7 @@ def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
             drop = 2.0 if node is None else mode.log_posterior - node.log_posterior
             sides[row, j] = np.clip(2.0 / np.sqrt(2.0 * max(drop, 1e-6)), 0.5, 3.0)
     points = NET_POINTS[p]
-    u = np.clip(qmc.Sobol(p, seed=0).random(points), 2.0**-53, 1 - 2.0**-53)
+    u = inside_cube(qmc.Sobol(p, seed=0).random(points))
     left = sides[0] / sides.sum(axis=0)  # share of the mass on the left
     low = u < left
     t = np.where(low, stdtrit(NET_DF, 0.5 * u / left), stdtrit(NET_DF, 0.5 + 0.5 * (u - left) / (1 - left)))

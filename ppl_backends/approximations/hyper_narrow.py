@@ -22,7 +22,7 @@ from scipy.stats import qmc
 
 from ppl_backends.approximations.hyper import Design, narrowed
 from ppl_backends.numerics.arrays import Array
-from ppl_backends.numerics.gaussian import LOG_2PI
+from ppl_backends.numerics.gaussian import LOG_2PI, inside_cube
 
 FURTHER = {1: 64, 2: 128}  # points, if they take two seconds at most
 SECONDS = 2.0  # on the processor
@@ -63,7 +63,7 @@ def _nodes_around(posterior: Any, design: Design) -> list[Any]:
     """Return the nodes of the lattice and of further points, each fitted from the nearest point of the lattice."""
     centre, root = design.moments()
     p = len(centre)
-    u = np.clip(qmc.Sobol(p, seed=0).random(FURTHER[p]), 2.0**-53, 1 - 2.0**-53)
+    u = inside_cube(qmc.Sobol(p, seed=0).random(FURTHER[p]))
     nodes, near, clock = list(design.nodes), cKDTree(np.linalg.solve(root, design.points.T).T), time.process_time()
     for z in WIDER * ndtri(u):
         phi = centre + root @ z

@@ -11,7 +11,7 @@ from scipy.special import logsumexp, ndtri
 from ppl_backends.approximations.base import Approximation
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ModelError
-from ppl_backends.numerics.gaussian import LOG_2PI, SMALLEST
+from ppl_backends.numerics.gaussian import LOG_2PI, inside_cube
 from ppl_backends.targets.protocol import Array, as_points
 
 BLOCK_BYTES = 2**25
@@ -111,11 +111,11 @@ class MixtureApproximation(Approximation):
         return self._color(rng.choice(self.n_components, size=n, p=self.weights), rng.standard_normal((n, self.dim)))
 
     def from_uniform(self, u: Array) -> Array:
-        u = np.clip(as_points(u, self.dim), SMALLEST, 1 - SMALLEST)
+        u = inside_cube(as_points(u, self.dim))
         ends = np.cumsum(self.weights)
         which = np.minimum(np.searchsorted(ends, u[:, 0]), self.n_components - 1)
         rest = (u[:, 0] - (ends - self.weights)[which]) / self.weights[which]
-        z = ndtri(np.clip(np.column_stack([rest, u[:, 1:]]), SMALLEST, 1 - SMALLEST))
+        z = ndtri(inside_cube(np.column_stack([rest, u[:, 1:]])))
         return self._color(which, z)
 
     def _color(self, which: np.ndarray, z: Array) -> Array:

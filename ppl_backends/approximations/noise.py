@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cholesky, solve_triangular
 from scipy.special import ndtri
 
+from ppl_backends.numerics.gaussian import inside_cube
 from ppl_backends.numerics.nets import INNER_BITS, sobol
 from ppl_backends.targets.protocol import Array
 
@@ -39,7 +40,7 @@ def normal_noise(n: int, dim: int, rng: np.random.Generator, qmc: bool = True) -
     first = min(dim, SOBOL_DIM)
     net = _net(int(np.ceil(np.log2(max(n, 1)))), first)[:n]
     u = (net ^ rng.integers(0, 1 << INNER_BITS, size=first, dtype=np.uint64)) * 2.0**-INNER_BITS
-    z = ndtri(np.clip(u, 2.0**-53, 1 - 2.0**-53))
+    z = ndtri(inside_cube(u))
     return z if dim == first else np.hstack([z, rng.standard_normal((n, dim - first))])
 
 

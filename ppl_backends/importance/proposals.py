@@ -17,7 +17,7 @@ from scipy.special import gammaincinv, gammaln, stdtrit
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
-from ppl_backends.numerics.gaussian import widen_inverse
+from ppl_backends.numerics.gaussian import inside_cube, widen_inverse
 from ppl_backends.targets.protocol import Array
 
 STUDENT_DF = 5.0
@@ -69,7 +69,7 @@ class StudentT:
 
     def from_uniform(self, u: Array) -> Array:
         """Return points of the t; the first coordinate of the cube gives g."""
-        g = 2 * gammaincinv(self.df / 2, _inside(u[:, 0]))
+        g = 2 * gammaincinv(self.df / 2, inside_cube(u[:, 0]))
         mean = self.gaussian.mean
         return mean + (self.gaussian.from_uniform(u[:, 1:]) - mean) * (self.scale * np.sqrt(self.df / g))[:, None]
 
@@ -119,7 +119,7 @@ class IndependentT:
 
     def from_uniform(self, u: Array) -> Array:
         """Return points by the inverse distribution function of the t."""
-        z = self.scale * stdtrit(self.df, _inside(u))
+        z = self.scale * stdtrit(self.df, inside_cube(u))
         return self.gaussian.place(z if self.axes is None else z @ self.axes.T)
 
     def log_density(self, x: Array) -> Array:
@@ -289,8 +289,3 @@ def gaussian_of(approximation: Any) -> GaussianApproximation:
     if isinstance(approximation, GaussianApproximation):
         return approximation
     return GaussianApproximation(approximation.mean, approximation.cov)
-
-
-def _inside(u: Array) -> Array:
-    """Return points of the cube; move points on its faces inwards."""
-    return np.clip(u, 2.0**-53, 1 - 2.0**-53)

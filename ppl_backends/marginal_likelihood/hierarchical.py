@@ -24,7 +24,7 @@ from scipy.optimize import minimize
 from scipy.special import ndtri
 
 from ppl_backends.approximations.base import Approximation
-from ppl_backends.numerics.gaussian import LOG_2PI, SMALLEST
+from ppl_backends.numerics.gaussian import LOG_2PI, inside_cube
 from ppl_backends.targets.protocol import Array, Index, as_points
 
 _HUBS = 10
@@ -119,7 +119,7 @@ class HierarchicalApproximation(Approximation):
         return self._place(rng.standard_normal((n, self.dim)))
 
     def from_uniform(self, u: Array) -> Array:
-        return self._place(ndtri(np.clip(as_points(u, self.dim), SMALLEST, 1 - SMALLEST)))
+        return self._place(ndtri(inside_cube(as_points(u, self.dim))))
 
     def _place(self, xi: Array) -> Array:
         """Return the points with whitened coordinates ``(n, dim)``, in their order."""

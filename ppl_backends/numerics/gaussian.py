@@ -28,7 +28,11 @@ MAX_DENSE_DIM = 4000
 """Largest dimension with a full covariance: the factor then takes 128 MB."""
 
 LOG_2PI = float(np.log(2 * np.pi))
-SMALLEST = 2.0**-53
+
+
+def inside_cube(u: Any) -> Array:
+    """Return points of the unit cube; those on its faces, which scrambled nets can touch, are moved inwards by 2⁻⁵³."""
+    return np.clip(u, 2.0**-53, 1 - 2.0**-53)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -157,11 +161,8 @@ class Gaussian:
         return self.place(rng.standard_normal((n, self.dim)))
 
     def from_uniform(self, u: Array) -> Array:
-        """Return the images of points of the unit cube ``(n, dim)`` under the inverse normal distribution.
-
-        The cube's faces, which scrambled nets can touch, are moved inwards by 2⁻⁵³.
-        """
-        return self.place(ndtri(np.clip(u, SMALLEST, 1 - SMALLEST)))
+        """Return the images of points of the unit cube ``(n, dim)`` under the inverse normal distribution."""
+        return self.place(ndtri(inside_cube(u)))
 
     def log_density(self, x: Array) -> Array:
         """Return the normalised log density ``(n,)`` at points ``(n, dim)``."""

@@ -30,6 +30,7 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 
 from ppl_backends.errors import PriorSamplingError
+from ppl_backends.numerics.gaussian import inside_cube
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.pymc.graph import (
     PYTHON_MODE,
@@ -47,7 +48,6 @@ from ppl_backends.targets.pymc.rewrites import replace_checks
 
 __all__ = ["PriorFromUniform"]
 
-SMALLEST = 2.0**-53
 _TRUNCATED_NORMAL = pm.TruncatedNormal.rv_type
 _STICK_BREAKING = pm.StickBreakingWeights.rv_type
 
@@ -105,7 +105,7 @@ class PriorFromUniform:
 
     def __call__(self, u: Array) -> Array:
         """Return the draws ``(n, dim)`` at the points ``u`` ``(n, n_uniforms)``."""
-        u = np.clip(u, SMALLEST, 1 - SMALLEST)
+        u = inside_cube(u)
         if self._many is not None:
             return np.asarray(self._many(u))
         assert self._one is not None
