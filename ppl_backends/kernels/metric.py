@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.robust import median_and_width
 from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.protocol import Array, Index
 
@@ -43,8 +44,7 @@ def scales_from_points(x: Array, reference: Gaussian | None = None) -> Gaussian:
 
     The ``reference`` is not used, because points determine scales well. The factor of the result is ``(dim,)``.
     """
-    low, centre, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
-    scale: Array = 0.5 * (high - low)
+    centre, scale = median_and_width(x)
     spread = np.abs(x - centre).max(axis=0)
     return Gaussian(centre, np.where(scale > 0, scale, np.where(spread > 0, spread, 1.0)))
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.numerics.arrays import Array
+from ppl_backends.numerics.robust import median_and_width
 
 _GAP = 1.5  # between two modes, in half 16-to-84 % ranges of either
 # Of the points, in a gap. One stray would hide modes from a bound of zero, and more points have more strays. Gaussian modes
@@ -42,17 +43,10 @@ def _gap(x: Array, smallest: int) -> tuple[int, float] | None:
     inner = ordered[smallest - 1 : len(x) - smallest + 1]
     gaps = inner[strays + 1 :] - inner[: -strays - 1]
     widest, at = gaps.max(axis=0), gaps.argmax(axis=0) + smallest
-    relative = widest / np.maximum(_width(ordered), 1e-300)
+    relative = widest / np.maximum(median_and_width(ordered)[1], 1e-300)
     for j in np.argsort(relative)[::-1][:_CANDIDATES]:
         # Beyond a gap in a heavy tail the points are further apart than the gap is wide.
         low, high = at[j], at[j] + strays  # the end of the left mode, and the start of the right one
-        if widest[j] > _GAP * max(_width(ordered[:low, j]), _width(ordered[high:, j])):
+        if widest[j] > _GAP * max(median_and_width(side)[1] for side in (ordered[:low, j], ordered[high:, j])):
             return int(j), float(0.5 * (ordered[low - 1, j] + ordered[high, j]))
     return None
-
-
-def _width(x: Array) -> Array:
-    """Return half the distance between the 16 % and the 84 % quantile."""
-    low, high = np.quantile(x, [0.158655, 0.841345], axis=0)
-    width: Array = 0.5 * (high - low)
-    return width

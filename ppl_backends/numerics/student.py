@@ -9,6 +9,7 @@ from scipy.linalg import solve_triangular
 from scipy.special import gammaln
 
 from ppl_backends.numerics.arrays import Array
+from ppl_backends.numerics.robust import median_and_width
 
 _SWEEPS = 50
 
@@ -25,8 +26,8 @@ class Student:
     def fit(cls, x: Array, df: float = 5.0) -> Student:
         """Fit location and scale to points ``(n, dim)`` by maximum likelihood: EM, after Lange et al. (1989)."""
         n, dim = x.shape
-        low, location, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
-        factor = np.diag(np.where(high > low, 0.5 * (high - low), 1.0))
+        location, width = median_and_width(x)
+        factor = np.diag(np.where(width > 0, width, 1.0))
         for _ in range(_SWEEPS):
             z = solve_triangular(factor, (x - location).T, lower=True)
             weights = (df + dim) / (df + (z**2).sum(axis=0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ppl_backends.numerics.robust import median_and_width
 from ppl_backends.smc.schedule import next_beta
 from ppl_backends.targets.protocol import Array, Index
 
@@ -53,8 +54,8 @@ def correlation_left(before: Array, after: Array, labels: Index) -> Array:
     old, new = np.empty_like(before), np.empty_like(after)
     for label in range(labels.max() + 1):
         rows = labels == label
-        low, centre, high = np.quantile(before[rows], [0.158655, 0.5, 0.841345], axis=0)
-        width = np.where(high > low, 0.5 * (high - low), 1.0)
+        centre, width = median_and_width(before[rows])
+        width = np.where(width > 0, width, 1.0)
         for x, z in ((before, old), (after, new)):
             z[rows] = np.clip((x[rows] - centre) / width, -5.0, 5.0)
     old, new = _centred(old + old**2, labels), _centred(new + new**2, labels)

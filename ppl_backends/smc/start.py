@@ -22,6 +22,7 @@ import numpy as np
 from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.importance.outside import share_undefined
 from ppl_backends.numerics.population import concatenate
+from ppl_backends.numerics.robust import ONE_SD
 from ppl_backends.smc.core import Start
 from ppl_backends.smc.evidence import LineageVariance
 from ppl_backends.smc.path import PathState, TemperingPath
@@ -111,7 +112,7 @@ def _slices(target: BaseTarget, centre: Array, scale: Array) -> tuple[Array, Arr
     for j in np.flatnonzero(np.isfinite(near).any(axis=1)):
         hill = _hill(log_density[j], int(np.argmax(near[j])))
         mass = np.exp(hill - hill.max()) * np.gradient(nodes[j])
-        low, median[j], high = np.interp([0.158655, 0.5, 0.841345], np.cumsum(mass) / mass.sum(), nodes[j])
+        low, median[j], high = np.interp(ONE_SD, np.cumsum(mass) / mass.sum(), nodes[j])
         width[j] = max(0.5 * (high - low), 1e-8)
     return median, width
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.robust import median_and_width
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, JointEvaluation
@@ -73,5 +74,5 @@ def prior_gaussian(target: BaseTarget, rng: np.random.Generator) -> Gaussian:
             x = target.sample_prior(PRIOR_DRAWS, rng)
     except PriorSamplingError:
         return Gaussian(np.zeros(target.dim), np.ones(target.dim))
-    low, middle, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
-    return Gaussian(middle, np.maximum(0.5 * (high - low), 1e-6))
+    middle, width = median_and_width(x)
+    return Gaussian(middle, np.maximum(width, 1e-6))

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import linalg
 
 from ppl_backends.kernels.noncentring.change import size
+from ppl_backends.numerics.robust import median_and_width
 from ppl_backends.targets.protocol import Array, Index
 
 CLEARLY = 4.5  # standard errors of a slope
@@ -183,8 +184,8 @@ def _clear_slopes(columns: Array, response: Array, roots: list[int]) -> Array:
 
 def standardised(x: Array) -> tuple[Array, Array]:
     """Return coordinates with mean zero in units of their spread, cut far out, and the spread."""
-    low, middle, high = np.quantile(x, [0.158655, 0.5, 0.841345], axis=0)
-    spread = np.maximum(0.5 * (high - low), 1e-300)
+    middle, width = median_and_width(x)
+    spread = np.maximum(width, 1e-300)
     standard = np.clip((x - middle) / spread, -_OUTLYING, _OUTLYING)
     return standard - standard.mean(axis=0), spread
 
