@@ -48,3 +48,13 @@ def share_undefined(target: BaseTarget, points: Array) -> float:
         return 0.0
     with np.errstate(all="ignore"):  # overflow at these points is expected
         return float(target.undefined(points[:: -(-len(points) // _ASKED)]).mean())
+
+
+def reasons_of_undefined(share: float, where: str) -> list[str]:
+    """Return the reason not to trust a run whose moves met undefined densities, if the share of these moves is large."""
+    if share <= LARGEST_UNDEFINED:
+        return []
+    return [
+        f"{100 * share:.1f} % of the moves {where} met a log density that is NaN or +inf and counts as zero, so a part of "
+        "the posterior may be missing: find the operation of the model that is not finite there"
+    ]

@@ -136,6 +136,16 @@ class EvidenceEstimate(NamedTuple):
     runs_disagree: bool
     spread: float
 
+    @property
+    def reasons(self) -> list[str]:
+        """Return the reason not to trust runs that disagree, if they do."""
+        if not self.runs_disagree:
+            return []
+        return [
+            f"the chains' log evidences have a standard deviation of {self.spread:.2f}, more than the error that each chain "
+            "reports: increase draws"
+        ]
+
 
 def combine_evidence(log_evidence: Array, variance: Array, df: Array) -> EvidenceEstimate:
     """Pool runs ``(runs,)``: return the log of the mean evidence and its standard error."""

@@ -12,7 +12,7 @@ from scipy.stats import chi2
 
 from ppl_backends.approximations.missed_modes import LostMode, lost_mode_reason, name_of
 from ppl_backends.errors import SamplerWarning, user_level
-from ppl_backends.importance.outside import LARGEST_UNDEFINED
+from ppl_backends.importance.outside import reasons_of_undefined
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.weights import (
     FEWEST_INDEPENDENT,
@@ -178,12 +178,7 @@ def distrust(figures: Figures, len_chain: int | None = None, names: Sequence[str
             f"Pareto k of the weights of the only step is {figures.heavy:.2f} > {LARGEST_PARETO_K}: use "
             "ess_threshold=0.9, so that more steps are taken"
         )
-    if evidence.runs_disagree:
-        reasons.append(
-            f"the chains' log evidences have a standard deviation of {evidence.spread:.2f}, more than the error that each "
-            "chain reports: increase draws"
-        )
-    return reasons + [figures.disagreement] * bool(figures.disagreement)
+    return reasons + evidence.reasons + [figures.disagreement] * bool(figures.disagreement)
 
 
 def _not_mixed(runs: Sequence[SMCResult], len_chain: int | None) -> list[str]:
@@ -207,12 +202,7 @@ def _cut_off(runs: Sequence[SMCResult]) -> list[str]:
     """Return a reason if the density is NaN or +inf near the posterior."""
     last = [(run, run.stages[-1].moves) for run in runs]
     share = float(np.mean([run.start.undefined if moves is None else moves.undefined for run, moves in last]))
-    if share <= LARGEST_UNDEFINED:
-        return []
-    return [
-        f"{100 * share:.1f} % of the moves at the last temperature met a log density that is NaN or +inf and counts as "
-        "zero, so a part of the posterior may be missing: find the operation of the model that is not finite there"
-    ]
+    return reasons_of_undefined(share, "at the last temperature")
 
 
 def _few_particles(figures: Figures, in_all: bool = False) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.approximations.missed_modes import LostMode, lost_mode_reason
-from ppl_backends.importance.outside import LARGEST_UNDEFINED
+from ppl_backends.importance.outside import reasons_of_undefined
 from ppl_backends.numerics.weights import FEWEST_INDEPENDENT, few_independent
 from ppl_backends.results.convergence import FEWEST_DRAWS, LARGEST_RHAT, effective_draws, rank_rhat
 from ppl_backends.smc.evidence import EvidenceEstimate
@@ -56,12 +56,7 @@ def reasons(run: Run, found: Diagnostics, names: Sequence[str]) -> list[str]:
     said = _of_swaps(run, found) + _of_draws(run, found, names) + _of_evidence(found)
     if found.lost is not None:
         said.append(lost_mode_reason(found.lost, names))
-    if run.undefined > LARGEST_UNDEFINED:
-        said.append(
-            f"{100 * run.undefined:.1f} % of the moves at beta = 1 met a log density that is NaN or +inf and counts as "
-            "zero, so a part of the posterior may be missing: find the operation of the model that is not finite there"
-        )
-    return said
+    return said + reasons_of_undefined(run.undefined, "at beta = 1")
 
 
 def _of_swaps(run: Run, found: Diagnostics) -> list[str]:
@@ -105,12 +100,7 @@ def _of_draws(run: Run, found: Diagnostics, names: Sequence[str]) -> list[str]:
 
 
 def _of_evidence(found: Diagnostics) -> list[str]:
-    said, evidence = [], found.evidence
-    if evidence.runs_disagree:
-        said.append(
-            f"the chains' log evidences have a standard deviation of {evidence.spread:.2f}, more than the error that each "
-            "chain reports: increase draws"
-        )
+    said = found.evidence.reasons
     gap, error = found.stones.gap
     if not abs(gap) <= _DISAGREEMENT * error + 1e-6:
         said.append(
