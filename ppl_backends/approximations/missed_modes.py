@@ -19,7 +19,7 @@ their errors explain.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,6 +81,11 @@ def lost_mode_reason(
         f"a mode with about {100 * lost.share:.0f} % of the posterior, at `{name}` = {lost.x[lost.coordinate]:.3g} on the "
         f"unconstrained scale, holds {holds}{advice}"
     )
+
+
+def largest(modes: Iterable[LostMode | None]) -> LostMode | None:
+    """Return the mode of the largest share; None if there is none."""
+    return max((mode for mode in modes if mode is not None), key=lambda mode: mode.share, default=None)
 
 
 def name_of(coordinate: int, names: Sequence[str]) -> str:
@@ -198,8 +203,7 @@ def _largest_missed(
 ) -> LostMode | None:
     """Return the largest of the modes that climbs from ``starts`` end at and that the points miss."""
     climbs = modes_above(target, starts, ITERATIONS) if len(starts) else []
-    missed = [_missed(target, mode, points, log_weights, rng) for mode in climbs]
-    return max((mode for mode in missed if mode is not None), key=lambda mode: mode.share, default=None)
+    return largest(_missed(target, mode, points, log_weights, rng) for mode in climbs)
 
 
 def _missed(
@@ -222,8 +226,8 @@ def _missed_around(
         if found is not None:
             log_mass, around, own = found
             missed.append(_too_few(log_mass, beyond(points, own), around, points, log_weights))
-    largest = max((mode for mode in missed if mode is not None), key=lambda mode: mode.share, default=None)
-    return None if largest is None else largest._replace(wide=True)
+    widest = largest(missed)
+    return None if widest is None else widest._replace(wide=True)
 
 
 def _too_few(

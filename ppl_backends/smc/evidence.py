@@ -31,7 +31,7 @@ from scipy import sparse
 from scipy.stats import f as f_distribution
 
 from ppl_backends.numerics.bridge import degrees_of_freedom
-from ppl_backends.numerics.weights import OUTER, log_mean_exp, normalised_weights
+from ppl_backends.numerics.weights import OUTER, effective_sample_size, log_mean_exp, normalised_weights
 from ppl_backends.targets.protocol import Array, Index
 
 # A single-run variance counts for at most this many degrees of freedom, so that the spread between runs has influence.
@@ -180,6 +180,12 @@ def sums_by_lineage(values: Array, ancestor: Index) -> Array:
     _, lineage = np.unique(ancestor, return_inverse=True)
     n = len(lineage)
     return sparse.csr_matrix((np.ones(n), (lineage, np.arange(n)))) @ values
+
+
+def effective_lineages(ancestor: Index) -> float:
+    """Return the effective number of independent lineages among particles that descend from these."""
+    _, members = np.unique(ancestor, return_counts=True)
+    return effective_sample_size(np.log(members))
 
 
 def ess_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:

@@ -34,6 +34,7 @@ from ppl_backends.approximations.missed_modes import (
     LostMode,
     can_be_sought,
     farthest,
+    largest,
     log_mass_of,
 )
 from ppl_backends.approximations.mixture import MixtureApproximation
@@ -43,8 +44,8 @@ from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.numerics.differences import difference_hessian
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.numerics.weights import effective_sample_size
 from ppl_backends.smc.cooling import densest_when_cooled
+from ppl_backends.smc.evidence import effective_lineages
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 from ppl_backends.targets.wrapped import WrappedTarget
@@ -95,7 +96,7 @@ def find_lost_mode(
             return None
         climbs = modes_above(end, starts, ITERATIONS)
         found = [_missed(end, mode, last, log_evidence, rng, lineages) for mode in climbs]
-    return max((mode for mode in found if mode is not None), key=lambda mode: mode.share, default=None)
+    return largest(found)
 
 
 class _EndOfPath(WrappedTarget):
@@ -213,8 +214,7 @@ def _by_chance(share: float, held: float, lineages: Index) -> bool:
     """Return whether a mode with this share may hold so few of the particles, of these lineages, by chance."""
     if not len(lineages):
         return False
-    _, members = np.unique(lineages, return_counts=True)
-    n = effective_sample_size(np.log(members)) / held  # lineages of all particles, if those elsewhere are as large
+    n = effective_lineages(lineages) / held  # lineages of all particles, if those elsewhere are as large
     return n * (share - held) <= _ERRORS * float(np.sqrt(n * share * max(1.0 - share, 0.0)))
 
 

@@ -21,8 +21,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import expit, logsumexp
+from scipy.special import expit
 
+from ppl_backends.numerics.weights import log_mean_exp
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
 from ppl_backends.targets.protocol import Array
 
@@ -62,14 +63,13 @@ class SteppingStones(NamedTuple):
 
 def stepping_stones(betas: Array, increment: Array) -> SteppingStones:
     """Return the log evidence from increments ``(chains, scans, levels)``."""
-    _, scans, _ = increment.shape
     step = np.diff(betas)
     below, above = step * increment[:, :, :-1], step * increment[:, :, 1:]
     ratio = log_ratios(below, above)
     up, down = expit(below - ratio[:, None]), expit(ratio[:, None] - above)
     slope = (up * (1 - up)).mean(axis=1) + (down * (1 - down)).mean(axis=1)
     terms = ((up - down) / np.maximum(slope, 1e-300)[:, None]).sum(axis=2)
-    log_up, log_down = (logsumexp(logs, axis=1) - np.log(scans) for logs in (below, -above))
+    log_up, log_down = (log_mean_exp(logs, axis=1) for logs in (below, -above))
     forward_terms = np.exp(below - log_up[:, None]).sum(axis=2) - len(step)
     return SteppingStones(
         ratio.sum(axis=1),
@@ -77,7 +77,7 @@ def stepping_stones(betas: Array, increment: Array) -> SteppingStones:
         log_up.sum(axis=1),
         -log_down.sum(axis=1),
         variance_of_mean(forward_terms - terms),
-        float(min(_BATCHES, scans) - 1),
+        float(min(_BATCHES, increment.shape[1]) - 1),
         np.concatenate([[0.0], np.cumsum(ratio.mean(axis=0))]),
     )
 

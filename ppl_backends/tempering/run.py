@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ppl_backends.importance.outside import OutsidePoints
-from ppl_backends.numerics.weights import effective_sample_size
 from ppl_backends.smc.core import Start
+from ppl_backends.smc.evidence import effective_lineages
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.smc.schedule import next_beta
 from ppl_backends.smc.start import StartFigures, start_inside
@@ -38,9 +38,8 @@ class Support(NamedTuple):
         if drawn > n:  # only points inside are kept
             return cls(float(np.exp(start.log_normalizer - start.figures.log_normalizer)), float(drawn))
         assert start.lineage is not None
-        _, members = np.unique(start.lineage.ancestor, return_counts=True)
         inside = float(np.mean(start.population.increment > -np.inf))
-        return cls(inside, effective_sample_size(np.log(members)))
+        return cls(inside, effective_lineages(start.lineage.ancestor))
 
     def with_fresh(self, inside: Array, chains: int) -> Support:
         """Return the share of these and of fresh draws, given the share of every scan; NaN where there are none."""
