@@ -16,13 +16,12 @@ from scipy.special import expit, log_ndtr, ndtr
 
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array, as_floats
-from ppl_backends.numerics.gaussian import LOG_2PI
+from ppl_backends.numerics.gaussian import LOG_2PI, normal_rule
 from ppl_backends.targets.factors import FunctionSites, Normal, ScaledSites, SiteFamily, Step
 from ppl_backends.targets.factors.families import _truncated_variance, mills, signs
 from ppl_backends.targets.factors.sites import Rows, TiltedMoments
 
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
-_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+_NODES, _WEIGHTS = normal_rule(40)
 
 
 class Expectation(NamedTuple):

@@ -30,6 +30,12 @@ MAX_DENSE_DIM = 4000
 LOG_2PI = float(np.log(2 * np.pi))
 
 
+def normal_rule(n: int) -> tuple[Array, Array]:
+    """Return ``n`` nodes and weights of the Gauss–Hermite rule for means under a standard normal; the weights sum to one."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(n)
+    return nodes, weights / weights.sum()
+
+
 def inside_cube(u: Any) -> Array:
     """Return points of the unit cube; those on its faces, which scrambled nets can touch, are moved inwards by 2⁻⁵³."""
     return np.clip(u, 2.0**-53, 1 - 2.0**-53)

@@ -22,7 +22,7 @@ from numpy.linalg import LinAlgError
 from scipy import sparse
 from scipy.special import logsumexp
 
-from ppl_backends.numerics.gaussian import LOG_2PI
+from ppl_backends.numerics.gaussian import LOG_2PI, normal_rule
 from ppl_backends.numerics.sparse_cholesky import SparseCholesky, covariances_in_pattern
 from ppl_backends.targets.latent_gaussian import LatentFactors
 from ppl_backends.targets.protocol import Array, Index
@@ -30,8 +30,7 @@ from ppl_backends.targets.protocol import Array, Index
 GAIN = 1e-10  # expected gain of a step, in nats, below which the search for the mode stops
 ITERATIONS, HALVINGS, MEAN_STEPS = 60, 25, 30
 DENSE = 500  # coordinates, and twice as many sites, up to which all covariances are computed
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
-WEIGHTS = WEIGHTS / WEIGHTS.sum()
+NODES, WEIGHTS = normal_rule(21)
 THIRD_STEP = 0.3  # standard deviations, for third derivatives at the mode
 
 
