@@ -30,7 +30,7 @@ from ppl_backends.smc.evidence import (
     sums_by_lineage,
 )
 from ppl_backends.smc.moves import MoveSummary
-from ppl_backends.smc.records import SMCResult
+from ppl_backends.smc.records import SMCResult, collapsed_at
 from ppl_backends.targets.protocol import Array, Index
 
 MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
@@ -147,19 +147,32 @@ def is_too_coarse(figures: Figures) -> bool:
     return figures.evidence.runs_disagree or few or bool(figures.disagreement) or figures.heavy > 0
 
 
-def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) -> tuple[list[SMCResult], str]:
+def split_finished(
+    runs: Sequence[SMCResult], chains: int, interrupted: bool, names: Sequence[str] = ()
+) -> tuple[list[SMCResult], str]:
     """Return the runs to keep, those at β = 1 or else all, and a text about the others."""
     finished = [run for run in runs if run.complete]
     if len(finished) == chains:
         return finished, ""
     reached = [run.stages[-1].beta for run in runs if not run.complete]
     why = "interrupted: " if interrupted else ""
+    collapsed = [at for run in runs if not run.complete and (at := collapsed_at(run.x)) is not None]
+    if collapsed:
+        why = (
+            f"particles differ by little more than rounding in `{name_of(collapsed[0], names)}`, as if the likelihood had no "
+            "bound where a scale is zero (give the scale a prior that excludes zero, or use intervals for rounded data): "
+        )
     if finished:
         left = f"{chains - len(finished)} of {chains} chains stopped before beta = 1 and are left out"
+        if collapsed:
+            return finished, f"{why}{left}"
         return finished, f"{why}{left}: accept fewer chains, or repeat the call (a checkpoint continues the run)"
-    return list(runs), (
+    said = (
         f"{why}all chains stopped before beta = 1 (at {min(reached):.3g}), so the draws are not of the posterior and there "
-        "is no evidence: repeat the call with enough time (a checkpoint continues the run)"
+        "is no evidence"
+    )
+    return list(runs), said + (
+        "" if collapsed else ": repeat the call with enough time (a checkpoint continues the run)"
     )
 
 

@@ -13,6 +13,7 @@ from ppl_backends.smc.moves import MoveSummary, PlannedMoves
 from ppl_backends.targets.protocol import Array
 
 _VISITED, _VISITED_FIRST = 32, 256  # particles kept of every stage, and of the start, which is the widest
+_FEWEST_APART = 1000  # representable numbers in a standard deviation of the particles
 
 
 @dataclass(frozen=True)
@@ -180,3 +181,14 @@ class SMCResult(SMCState):
     def scale(self) -> float:
         """Return the step size of the last moves."""
         return next(stage.moves.scale for stage in reversed(self.stages) if stage.moves is not None)
+
+
+def collapsed_at(x: Array) -> int | None:
+    """Return a coordinate in which particles ``(n, dim)`` differ by little more than rounding, or None.
+
+    A likelihood without bound, such as that of equal data as their scale goes to zero, draws all particles to one point
+    at powers of it that have no integral. Differences of log densities are rounding errors there, and a ladder has no end.
+    """
+    spread = x.std(axis=0)
+    near = np.flatnonzero((spread > 0) & (spread < _FEWEST_APART * np.spacing(np.abs(x).max(axis=0))))
+    return int(near[0]) if len(near) else None

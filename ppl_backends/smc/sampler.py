@@ -28,7 +28,7 @@ from ppl_backends.smc.health import agrees, may_replace
 from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSettings, Pilot, Planned, UntilMixed, WasteFree, stay
 from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
-from ppl_backends.smc.records import Ladder, Plan, SMCResult, Visited, WeightedPoints, stage_figures
+from ppl_backends.smc.records import Ladder, Plan, SMCResult, Visited, WeightedPoints, collapsed_at, stage_figures
 from ppl_backends.smc.schedule import RESAMPLE_BELOW, Resampling, Schedule
 from ppl_backends.smc.start import StartFigures, cauchy_around, check_proper, start_inside
 from ppl_backends.targets.protocol import BaseTarget
@@ -179,6 +179,8 @@ class Watcher:
         """Return why the run stops; empty if it continues."""
         if len(run.stages) >= _MAX_STAGES:
             return "out of temperatures"
+        if collapsed_at(run.population.x) is not None:
+            return "collapsed"
         late = self._most is not None and time.perf_counter() - self._start > self._most
         return "out of time" if late and len(run.stages) > self._already else ""
 

@@ -281,3 +281,33 @@ def test_runs_are_whole_values():
     assert isinstance(copy, SMCResult)
     np.testing.assert_array_equal(copy.x, run.x)
     assert copy.rng.random() == run.rng.random()
+
+
+def equal_data(n=100, value=2.0):
+    """``n`` equal normal data: the likelihood has no bound as the scale goes to zero, and the evidence is infinite."""
+
+    def likelihood(x):
+        with np.errstate(over="ignore"):
+            ratio = n * ((value - x[:, 0]) * np.exp(-x[:, 1])) ** 2
+            gradient = np.stack([n * (value - x[:, 0]) * np.exp(-2 * x[:, 1]), ratio - n], axis=1)
+        return -0.5 * ratio - n * x[:, 1], gradient
+
+    def prior(x):  # a normal, and a logistic of the log scale
+        log_prior = -0.5 * x[:, 0] ** 2 - 0.5 * np.log(2 * np.pi) - x[:, 1] - 2 * np.log1p(np.exp(-x[:, 1]))
+        return log_prior, np.stack([-x[:, 0], -np.tanh(x[:, 1] / 2)], axis=1)
+
+    def sample_prior(m, rng):
+        return np.stack([rng.standard_normal(m), rng.logistic(size=m)], axis=1)
+
+    return FunctionTarget(2, likelihood, prior, sample_prior=sample_prior)
+
+
+def test_particles_that_differ_by_rounding_end_the_run():
+    options = {"draws": 100, "kernel": "random_walk", "random_seed": 1, "progressbar": False}
+    with pytest.warns(
+        SamplerWarning, match=r"little more than rounding in `x\[0\]`.* all chains stopped before beta = 1"
+    ):
+        idata = pb.sample_smc(equal_data(), chains=1, **options)
+    posterior = group(idata, "posterior")
+    assert not posterior.attrs["log_evidence_trusted"]
+    assert not posterior.attrs["complete"]
