@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ppl_backends.parallel import map_independent
 from ppl_backends.simulators.abc.kernels import log_kernel
 from ppl_backends.simulators.abc.problem import AbcProblem, Experiment
-from ppl_backends.simulators.abc.stages import BLOCKS_A_WAVE, Budget, blocks_of_points, loaded
+from ppl_backends.simulators.abc.stages import BLOCKS_A_WAVE, Budget, loaded, points_a_block
 from ppl_backends.targets.protocol import Array
 
 __all__ = ["DataSets", "Keeping", "OutOfBudget", "Source"]
@@ -76,9 +76,10 @@ class Source:
         experiment = self.problem.experiment
         payload: Any = (experiment, m, self.keeping)
         payload = payload if self.executor is None else cloudpickle.dumps(payload)
+        rows = points_a_block(experiment, np.full(len(x), m, dtype=np.intp))
         items = [
-            (payload, self.problem.values(x[rows], rng), rng.integers(2**63, size=4).tolist())
-            for rows in blocks_of_points(experiment, np.full(len(x), m, dtype=np.intp))
+            (payload, self.problem.values(x[i : i + rows], rng), rng.integers(2**63, size=4).tolist())
+            for i in range(0, len(x), rows)
         ]
         size = 1 if self.executor is None else BLOCKS_A_WAVE
         done: list[DataSets] = [_places(0, m, self.problem, self.keeping)]

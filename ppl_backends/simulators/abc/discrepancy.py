@@ -41,6 +41,8 @@ class Discrepancy:
         ``(observed summaries, simulated summaries (n, ...)) -> (n,)``.
     scale : float or array
         Divisor of the summaries.
+    signed : bool
+        Whether the distance may be negative, as minus the log of a kernel.
 
     Attributes
     ----------
@@ -50,10 +52,17 @@ class Discrepancy:
         Name of distance and summary.
     """
 
-    def __init__(self, observed: Any, summary: Function | None, distance: str | Function, scale: Any = 1.0) -> None:
+    def __init__(
+        self,
+        observed: Any,
+        summary: Function | None,
+        distance: str | Function,
+        scale: Any = 1.0,
+        signed: bool = False,
+    ) -> None:
         self.label = f"{_label(distance)} of {_label(summary or 'identity')}"
         self._summary = SUMMARIES["identity"] if summary is None else summary
-        self._distance = distance
+        self._distance, self._signed = distance, signed
         self.norm = DISTANCES[distance] if isinstance(distance, str) else None
         try:
             self._observed = np.asarray(self._summary(np.asarray(observed)[None]), dtype=np.float64)
@@ -79,6 +88,8 @@ class Discrepancy:
             found = np.asarray(self._distance(self._observed[0], shaped), dtype=np.float64)
             if found.size != len(summaries):
                 raise ValueError(f"a distance is one number per data set, not an array of shape {found.shape[1:]}")
+            if not self._signed and (found < 0).any():
+                raise ValueError(f"a distance is at least 0, and this one is {np.nanmin(found):.3g}")
             return found.reshape(len(summaries))
         with np.errstate(invalid="ignore", over="ignore"):
             apart = summaries - self.observed_summaries

@@ -140,7 +140,7 @@ class AbcProblem:
     fitted_prior : (list of StudentT, shares) or None
         Student t's fitted to a prior that is only a density.
     log_prior_integral, log_prior_integral_se : float
-        Integral of such a prior as written, and its error.
+        Integral of the log density of the prior as written, and its error; 0 if it is known, or not to differ from one.
     """
 
     def __init__(
@@ -419,7 +419,7 @@ def _discrepancy(variable: Any, scale: Any) -> Discrepancy:
         return Discrepancy(
             variable.observed, summary, "euclidean" if variable.kind == "gaussian" else "manhattan", scale
         )
-    return Discrepancy(variable.observed, summary, _Energy(variable.log_kernel, scale))
+    return Discrepancy(variable.observed, summary, _Energy(variable.log_kernel, scale), signed=True)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from ppl_backends.errors import PriorSamplingError
 from ppl_backends.importance.proposals import STUDENT_DF, StudentT
 from ppl_backends.importance.sampling import scrambled_net
 from ppl_backends.kernels.table import make_kernel
+from ppl_backends.numerics.bridge import bridge
+from ppl_backends.numerics.student import Student
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.simulators.abc.problem import AbcProblem
 from ppl_backends.smc.path import BridgePath
@@ -34,6 +36,7 @@ EM_STEPS = 30
 PRIOR_DRAWS = 4096
 MANY_FOR_ONE = 16  # weighted points per draw of a prior that is only a density
 INTEGRAL_POINTS, INTEGRAL_SCRAMBLES = 4096, 8
+CONTRADICTED = 4.0  # standard errors from zero at which a log density of the prior has another integral than one
 RIDGE = 1e-9
 
 
@@ -142,16 +145,18 @@ def prior_proposal(problem: AbcProblem, qmc: bool, rng: np.random.Generator) -> 
 def fit_prior(problem: AbcProblem, rng: np.random.Generator) -> None:
     """Fit a Student mixture to a prior that is only a density, by a run that samples it, and compute its integral.
 
+    If a prior has draws and its integral is not known, the log density may lack a constant, which is estimated.
+
     Raises
     ------
     PriorSamplingError
         If the prior can neither be sampled nor evaluated, or is improper.
     """
     target = problem.target
-    if target.n_uniforms is not None:
-        return
     try:
-        target.sample_prior(1, rng)
+        prior_points(problem, 1, False, rng.spawn(1)[0])
+        if target.log_prior_normalizer is None:
+            _find_integral(problem, rng.spawn(1)[0])
         return
     except PriorSamplingError as error:
         prior = target if target.is_prior else target.prior_target()
@@ -170,6 +175,23 @@ def fit_prior(problem: AbcProblem, rng: np.random.Generator) -> None:
     ]
     problem.log_prior_integral = float(logsumexp(logs) - np.log(len(logs)))
     problem.log_prior_integral_se = float(np.std(logs, ddof=1) / np.sqrt(len(logs)))
+
+
+def _find_integral(problem: AbcProblem, rng: np.random.Generator) -> None:
+    """Estimate the integral of a prior from its draws, by a bridge to a Student t; keep one if it may be one."""
+    x = prior_points(problem, 2 * INTEGRAL_POINTS, False, rng)
+    fitted_to, drawn = x[:INTEGRAL_POINTS], x[INTEGRAL_POINTS:]
+    try:
+        student = Student.fit(fitted_to)
+    except np.linalg.LinAlgError:  # draws on a surface, which have no density
+        return
+    proposed = student.sample(INTEGRAL_POINTS, rng)
+    at_drawn, at_proposed = (problem.target.evaluate_prior(at)[0] - student.log_density(at) for at in (drawn, proposed))
+    if not np.isfinite(at_drawn).all() or not (at_proposed > -np.inf).any():
+        return
+    found = bridge(at_drawn, at_proposed, np.arange(INTEGRAL_POINTS))
+    if abs(found.log_evidence) > CONTRADICTED * found.variance**0.5:
+        problem.log_prior_integral, problem.log_prior_integral_se = found.log_evidence, found.variance**0.5
 
 
 def _of_fitted_prior(problem: AbcProblem) -> AbcProposal:

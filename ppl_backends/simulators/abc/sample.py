@@ -194,6 +194,10 @@ def sample_abc(
     )
     if hits is not None and problem.kernel != "uniform":
         raise ModelError("hits= counts data sets within ε: it needs kernel='uniform'")
+    if max_hit_simulations is not None and max_hit_simulations < (hits or np.inf):
+        raise ModelError(
+            f"max_hit_simulations={max_hit_simulations} needs hits=, and at least as many data sets as hits"
+        )
     check_memory(draws, chains, problem.dim)
     plan = Plan(
         sequential=method != "importance",
@@ -205,7 +209,7 @@ def sample_abc(
         adaptive=data_sets is None,
         floor=acceptance_floor,
         hits=hits or 0,
-        cap=0 if hits is None else max(max_hit_simulations or CAP * hits, hits),
+        cap=max_hit_simulations or CAP * (hits or 0),
     )
     budget = Budget(max_simulations, max_time)
     return _run(problem, plan, method, budget, executor, adjust, random_seed, progressbar)

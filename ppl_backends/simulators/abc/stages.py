@@ -27,8 +27,8 @@ __all__ = [
     "Picking",
     "Stage",
     "Weights",
-    "blocks_of_points",
     "loaded",
+    "points_a_block",
     "simulate_stage",
     "weigh",
 ]
@@ -195,15 +195,21 @@ def simulate_stage(
     """
     alive = rng.permutation(np.flatnonzero(log_ratio > -np.inf))
     dead = np.flatnonzero(log_ratio == -np.inf)
-    hits = 0 if picking is None else picking.hits
-    blocks = blocks_of_points(problem.experiment, counts[alive])
+    racing = picking is not None and picking.hits > 0
+    most = np.full(len(counts), picking.cap, dtype=np.intp) if picking is not None and racing else counts
+    rows = points_a_block(problem.experiment, counts[alive])
     payload = cloudpickle.dumps((problem.experiment, picking))
     done: list[Block] = []
     kept, interrupted = 0, False
-    for wave in _waves(blocks, 1 if executor is None else BLOCKS_A_WAVE):
+    while kept < len(alive):
         if done and (budget.out_of_time or budget.left <= 0):
             break
-        groups = _affordable([alive[rows] for rows in wave], counts, hits, budget.left)
+        # Waves of a race depend on the budget that is left, so they do not depend on the executor.
+        size = 1 if executor is None and not (racing and np.isfinite(budget.left)) else BLOCKS_A_WAVE
+        wave = [alive[i : i + rows] for i in range(kept, len(alive), rows)[:size]]
+        groups = _affordable(wave, most, budget.left)
+        if not groups:
+            break
         items = [
             (payload, problem.values(x[index], rng), counts[index], rng.integers(2**63, size=4).tolist())
             for index in groups
@@ -218,19 +224,15 @@ def simulate_stage(
         done += found
         kept += sum(len(index) for index in groups)
         budget.spend(int(sum(block.counts.sum() for block in found)))
-        if sum(len(index) for index in groups) < sum(rows.stop - rows.start for rows in wave):
-            break
     whole = _stage(problem, x, chain, log_ratio, alive[:kept], dead, done, kept == len(alive))
     return whole._replace(interrupted=interrupted)
 
 
-def _affordable(
-    groups: list[NDArray[np.intp]], counts: NDArray[np.intp], hits: int, left: float
-) -> list[NDArray[np.intp]]:
-    """Return the points of a wave for which the budget suffices, given the expected number of simulations with ``hits``."""
+def _affordable(groups: list[NDArray[np.intp]], most: NDArray[np.intp], left: float) -> list[NDArray[np.intp]]:
+    """Return the points of a wave for which the budget suffices, with ``most`` data sets at each."""
     kept = []
     for index in groups:
-        planned = np.cumsum(counts[index] if not hits else np.full(len(index), hits))
+        planned = np.cumsum(most[index])
         room = planned <= left
         if room.any():
             kept.append(index[room])
@@ -240,19 +242,13 @@ def _affordable(
     return kept
 
 
-def blocks_of_points(experiment: Experiment, counts: NDArray[np.intp]) -> list[slice]:
-    """Return blocks of points; their sizes depend only on the problem, not on the worker."""
+def points_a_block(experiment: Experiment, counts: NDArray[np.intp]) -> int:
+    """Return the number of points of a block; it depends only on the problem, not on the worker."""
     size = max(1, experiment.size)
     most = min(SIMULATIONS_A_BLOCK, max(1, BYTES_A_BLOCK // (8 * size)))
     mean = max(1.0, float(counts.mean())) if len(counts) else 1.0
     rows = max(1, int(most / mean))
-    if not experiment.at_once:
-        rows = min(rows, POINTS_A_BLOCK)
-    return [slice(i, min(i + rows, len(counts))) for i in range(0, len(counts), rows)]
-
-
-def _waves(blocks: list[slice], size: int) -> list[list[slice]]:
-    return [blocks[i : i + size] for i in range(0, len(blocks), size)]
+    return rows if experiment.at_once else min(rows, POINTS_A_BLOCK)
 
 
 @lru_cache(maxsize=2)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import binom, chi2, t
+from scipy.stats import binom, chi2, norm, t
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
@@ -121,6 +121,39 @@ def test_negative_binomial_weights():
     assert_mean_is(ratios[:, None], [1.0])
     errors = np.array([attrs(run)["log_evidence_se"] for run in runs])
     assert 0.5 < np.mean(errors**2) / np.var(ratios) < 2.5
+
+
+def test_a_race_of_hits_keeps_within_the_budget():
+    options = {"simulate": conjugate, "observed": 1.0, "epsilon": 0.1, "hits": 3, "method": "importance"}
+    with pytest.warns(SamplerWarning, match="max_simulations"):
+        found = attrs(pb.sample_abc(standard_normal(), max_simulations=20_000, random_seed=1, **options, **SMALL))
+    assert 10_000 < found["simulations"] <= 20_000
+    exact = np.log(np.diff(norm.cdf([0.9, 1.1], scale=1.04**0.5))[0])
+    assert abs(found["log_evidence"] - exact) < normal_bound() * found["log_evidence_se"]
+    for hits in (None, 5):
+        with pytest.raises(ModelError, match="max_hit_simulations=4 needs hits="):
+            pb.sample_abc(standard_normal(), max_hit_simulations=4, **options | {"hits": hits}, **SMALL)
+
+
+@pytest.mark.parametrize("constant", [-2.0, 2.0])
+def test_a_prior_without_its_constant_has_the_same_evidence(constant):
+    prior = standard_normal()
+
+    def log_prior(x):
+        value, slope = prior._log_prior(x)
+        return value + constant, slope
+
+    target = pb.FunctionTarget(1, prior._log_likelihood, log_prior, prior._sample_prior, prior_from_uniform=norm.ppf)
+    options = {"simulate": conjugate, "observed": 1.0, "kernel": "gaussian", "epsilon": 0.1, "random_seed": 1}
+    found = attrs(pb.sample_abc(target, **options, **SMALL))
+    assert abs(found["log_evidence"] - conjugate_answer(0.1)[2]) < normal_bound() * found["log_evidence_se"]
+    assert found["log_evidence_se"] < 0.05
+
+
+def test_a_negative_distance_is_refused():
+    options = {"simulate": conjugate, "observed": 1.0, "distance": lambda a, b: -np.abs(a - b)}
+    with pytest.raises(ModelError, match="a distance is at least 0, and this one is -"):
+        pb.sample_abc(standard_normal(), random_seed=1, **options, **SMALL)
 
 
 def test_posterior_predictive_is_of_new_data_not_of_data_near_the_observed():
