@@ -16,11 +16,14 @@ from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.laplace import ImportanceEvidence
 from ppl_backends.model_search.evidences.table import seconds_per_model
 from ppl_backends.model_search.forms import Form
+from ppl_backends.model_search.results import Listed
 from ppl_backends.model_search.space import Bits, ModelSpace
+from ppl_backends.targets.protocol import Array
 
 POINTS, MODELS, FEWEST_MODELS = 512, 64, 8
 LONG = 0.5  # seconds
 LARGEST_CHANGE, LARGEST_SHIFT = 0.05, 0.5  # of an inclusion, and of the log evidence
+LARGEST_UNCONVERGED = 0.01  # probability of models whose evidence did not converge
 NOISES = 2.0  # standard errors that are added to these
 
 
@@ -28,14 +31,14 @@ class Certificate(NamedTuple):
     """What unbiased estimates change: the fault (empty if there is none), and figures."""
 
     trouble: str
-    figures: dict[str, float]
+    figures: dict[str, float | int]
 
 
 def certify_evidence(form: Form, space: ModelSpace, evidence: Evidence, bits: Bits) -> Certificate:
     """Compare an approximate evidence with unbiased estimates for some of the drawn models ``(n, m)``.
 
     The figures are ``inclusion_change``, the largest one, and ``log_evidence_shift``. There are none if the evidence is
-    exact or the model has no compiled likelihood.
+    exact or the model has no compiled likelihood. Estimates that are too noisy to certify the evidence are a fault too.
     """
     proposal: Any = evidence
     if evidence.exact or evidence.compiled is None or not space.n_candidates:
@@ -54,14 +57,50 @@ def certify_evidence(form: Form, space: ModelSpace, evidence: Evidence, bits: Bi
     # The models are draws, and their evidences are estimates.
     noise = np.sqrt((p * (ratio - 1) ** 2) @ apart**2 / n + (p**2 * ratio**2 * variance) @ apart**2)
     noise_of_shift = np.sqrt(p @ (ratio - 1) ** 2 / n + p**2 @ (ratio**2 * variance))
-    worst = int(np.argmax(np.abs(change) - NOISES * noise))
-    figures = {"inclusion_change": float(np.abs(change).max()), "log_evidence_shift": shift}
-    trouble = ""
-    if not abs(change[worst]) <= LARGEST_CHANGE + NOISES * noise[worst]:
-        trouble = f"change the inclusion of {space.names[worst]} by {change[worst]:+.2f}"
-    elif not abs(shift) <= LARGEST_SHIFT + NOISES * noise_of_shift:
-        trouble = f"change the log evidence of the search by {shift:+.2g}"
+    figures: dict[str, float | int] = {"inclusion_change": float(np.abs(change).max()), "log_evidence_shift": shift}
+    trouble = _judged(change, noise, shift, float(noise_of_shift), space.names)
     if trouble:
         instead = "'ep' or 'importance_ep'" if evidence.name == "laplace" else "'importance_ep'"
         trouble = f"unbiased estimates for {n} drawn models {trouble}: use evidence={instead}"
     return Certificate(trouble, figures)
+
+
+def _judged(change: Array, noise: Array, shift: float, noise_of_shift: float, names: tuple[str, ...]) -> str:
+    """Return what the estimates change by more than their noise, or what is too noisy to be certified."""
+    worst, noisiest = int(np.argmax(np.abs(change) - NOISES * noise)), int(np.argmax(noise))
+    if np.abs(change[worst]) > LARGEST_CHANGE + NOISES * noise[worst]:
+        return f"change the inclusion of {names[worst]} by {change[worst]:+.2f}"
+    if abs(shift) > LARGEST_SHIFT + NOISES * noise_of_shift:
+        return f"change the log evidence of the search by {shift:+.2g}"
+    if not NOISES * noise[noisiest] <= LARGEST_CHANGE:
+        return (
+            f"cannot certify it: their error in the inclusion of {names[noisiest]} is {NOISES * noise[noisiest]:.2g} (limit "
+            f"{LARGEST_CHANGE})"
+        )
+    if not NOISES * noise_of_shift <= LARGEST_SHIFT:
+        return f"cannot certify it: their error in the log evidence is {NOISES * noise_of_shift:.2g} (limit {LARGEST_SHIFT})"
+    return ""
+
+
+def certify_convergence(space: ModelSpace, evidence: Evidence, models: Listed) -> Certificate:
+    """Return the number of listed models whose evidence did not converge, and their probability; a large one is a fault."""
+    unconverged = evidence.unconverged(space.columns(models.bits))
+    if not unconverged.any():
+        return Certificate("", {})
+    share = float(models.probability[unconverged].sum())
+    figures: dict[str, float | int] = {"unconverged_models": int(unconverged.sum()), "unconverged_probability": share}
+    if share <= LARGEST_UNCONVERGED:
+        return Certificate("", figures)
+    first = models.bits[unconverged][np.argmax(models.probability[unconverged])]
+    instead = "sample_smc and compare_evidence" if evidence.compiled is None else "evidence='importance_ep'"
+    return Certificate(
+        f"{evidence.name.upper()} did not converge for {unconverged.sum()} of {len(unconverged)} models, which have "
+        f"{100 * share:.3g} % of the probability, the first with {_described(first, space)}: use {instead}",
+        figures,
+    )
+
+
+def _described(bits: Bits, space: ModelSpace) -> str:
+    """Return the names of a model's candidates, at most the first three."""
+    on = [name for name, bit in zip(space.names, bits, strict=True) if bit]
+    return (", ".join(on[:3]) + (f" and {len(on) - 3} more" if len(on) > 3 else "")) or "no candidate"

@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
-from ppl_backends.model_search.certificate import LARGEST_CHANGE, LARGEST_SHIFT, Certificate, certify_evidence
+from ppl_backends.model_search.certificate import (
+    LARGEST_CHANGE,
+    LARGEST_SHIFT,
+    Certificate,
+    certify_convergence,
+    certify_evidence,
+)
 from ppl_backends.model_search.enumeration import Enumerated, enumerate_models
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.table import EVIDENCES, MOST_ENUMERATED, can_enumerate, make_evidence
@@ -203,6 +209,7 @@ def select_variables(
         warnings.warn(
             f"select_variables: {attrs['warnings']}: increase {more}", SamplerWarning, stacklevel=user_level()
         )
+    attrs |= _certified(attrs, certify_convergence(space, chosen, found.models))
     attrs |= _certified(attrs, certify_evidence(form, space, chosen, np.concatenate(found.bits)))
     return search_inference_data(
         form,

@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 import ppl_backends as pb
 from ppl_backends.datasets import load_binary_regression
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, SamplerWarning
 
 HEART = load_binary_regression("heart")
 X, Y = HEART.X[:, 1:6], HEART.y
@@ -171,3 +171,25 @@ def test_a_stan_program_is_searched_as_its_design_is():
     design = pb.select_variables(X=np.array(data["X"]), y=np.array(data["y"]), prior=data["prior_scale"], **options)
     np.testing.assert_allclose(found.selection["inclusion"], design.selection["inclusion"], atol=1e-6)
     assert found.posterior.attrs["log_evidence"] == pytest.approx(design.posterior.attrs["log_evidence"], abs=1e-6)
+
+
+def test_models_whose_ep_did_not_converge_are_counted_and_not_trusted():
+    """Half of the rows have the opposite slope, so that Student sites make a posterior with several modes."""
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((24, 2))
+    y = X[:, 0] * np.where(rng.random(24) < 0.5, 6, -6) + 0.1 * rng.standard_normal(24)
+
+    def searched(columns):
+        with pm.Model():
+            beta = pm.Normal("b", 0, 0.5, shape=len(columns))
+            pm.StudentT("y", nu=1.5, mu=X[:, columns] @ beta, sigma=0.2, observed=y)
+            return select(select={"b": True}, evidence="ep", draws=100).posterior.attrs
+
+    with pytest.warns(
+        SamplerWarning, match=r"EP did not converge for 1 of 2 models, which have \S+ % of .* with b\[0\]"
+    ):
+        attrs = searched([1])
+    assert attrs["unconverged_models"] == 1
+    assert attrs["unconverged_probability"] > 0.01
+    assert not attrs["log_evidence_trusted"]
+    assert "did not converge" in attrs["warnings"]

@@ -60,6 +60,16 @@ def test_approximate_evidences_that_estimates_contradict_are_flagged():
     assert not wide["log_evidence_trusted"]
 
 
+def test_estimates_that_are_too_noisy_to_certify_evidences_say_so():
+    """With nearly as many columns as rows, separated, 512 weighted points say little about a model's evidence."""
+    rng = np.random.default_rng(1)
+    design = rng.standard_normal((25, 20))
+    options = {"prior": 5.0, "evidence": "laplace", "method": "smc", "draws": 200, "chains": 2}
+    with pytest.warns(SamplerWarning, match=r"cannot certify it: their error in the inclusion of x\d+ is .* \(limit"):
+        found = select(X=design, y=design[:, 0] > 0, **options).posterior.attrs
+    assert not found["log_evidence_trusted"]
+
+
 RNG = np.random.default_rng(11)
 RNG_WIDE = np.random.default_rng(12)
 X = RNG.standard_normal((90, 5))

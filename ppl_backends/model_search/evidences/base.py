@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ppl_backends.model_search.space import Bits, ModelSpace
 from ppl_backends.targets.protocol import Array
@@ -47,6 +48,10 @@ class Evidence:
     def compute(self, columns: Bits, rng: np.random.Generator) -> Array:
         """Return the log evidence ``(n,)`` of models ``(n, p)``; −inf for models that the data do not identify."""
         raise NotImplementedError
+
+    def unconverged(self, columns: Bits) -> NDArray[np.bool_]:
+        """Return for which models ``(n, p)`` the iteration that gives the evidence did not converge."""
+        return np.zeros(len(columns), dtype=bool)
 
     def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
         """Return ``n`` draws of the parameters of one model ``(p,)``: ``coefficients`` ``(n, p)``, and others."""

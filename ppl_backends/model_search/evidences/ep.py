@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.linalg import cholesky, solve_triangular
 
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
@@ -33,10 +34,14 @@ class EPEvidence(Evidence):
         self.laplace = LaplaceEvidence(regression) if regression.compiled is not None else None
         self.compiled = regression.compiled
         self.log_constant = np.nan if self.laplace is None else self.laplace.log_constant
-        self.unconverged = 0
+        self._unconverged: set[bytes] = set()
 
     def compute(self, columns: Bits, rng: np.random.Generator) -> Array:
         return np.array([self._one(row) for row in columns])
+
+    def unconverged(self, columns: Bits) -> NDArray[np.bool_]:
+        self(columns, np.random.default_rng(0))  # models that another process evaluated are not known here
+        return np.array([np.packbits(row).tobytes() in self._unconverged for row in columns])
 
     def _run(self, columns: Bits) -> tuple[Any, EPRun, Any]:
         factors = self.regression.take(columns)
@@ -57,7 +62,8 @@ class EPEvidence(Evidence):
         if not columns.any():  # nothing to integrate over
             return self.regression.log_density_of_none
         factors, run, (sites, _) = self._run(columns)
-        self.unconverged += not run.converged
+        if not run.converged:
+            self._unconverged.add(np.packbits(columns).tobytes())
         return log_evidence(factors.log_constant, sites.prior, run.q, run.final)
 
     def fit(self, columns: Bits) -> tuple[Array, Array]:
