@@ -159,6 +159,8 @@ def restored(idata: Any, path: RowsPath, kernel: Kernel, generators: Sequence[np
         start = Start(population, log_evidence, lineage, figures)
         rows = Prequential((float(seen),), scores[chain, :seen], lineage.contribution)
         runs.append(before_stages(path, kernel, start, rng, rows, float(known[-1]) if len(known) else None))
+    if seen_by_chain.min() == path.n:
+        raise ModelError(f"update_smc: no new rows: the result includes all {path.n} observations of {target.label}")
     return runs
 
 

@@ -138,6 +138,8 @@ def test_an_update_on_other_data_or_another_model_is_refused(run):
     tempered = pb.sample_smc(gaussian(), draws=500, chains=1, random_seed=1, progressbar=False)
     with pytest.raises(ModelError, match="cannot be continued"):
         pb.update_smc(tempered, gaussian(), progressbar=False)
+    with pytest.raises(ModelError, match="no new rows: the result includes all 40 observations"):
+        pb.update_smc(run, gaussian(), progressbar=False)
     with pytest.raises(ModelError, match="cannot be appended"):
         pb.update_smc(run, gaussian(), {"y": [1.0]}, progressbar=False)
 
