@@ -36,6 +36,7 @@ from ppl_backends.targets.propriety import improper_note
 from ppl_backends.targets.protocol import BaseTarget
 
 SIMULATIONS = 10_000
+PASSED, FAILED, UNKNOWN = "passed", "failed", "unknown"  # checks of a result by its own method
 KINDS = {"exact": "evidence", "approximate": "approximate evidence", "bound": "lower bound"}
 
 
@@ -47,7 +48,7 @@ class _Entry(NamedTuple):
     df: float
     kind: str
     method: str
-    trusted: bool
+    checks: str
 
 
 @checked(
@@ -94,8 +95,11 @@ def compare_evidence(
             ``"evidence"``, ``"approximate evidence"`` or ``"lower bound"``.
         ``method``
             Method that gave it.
+        ``checks``
+            ``"passed"`` or ``"failed"``: verdict of the method's own checks; ``"unknown"`` if the result has none, such as
+            that of another package.
         ``trusted``
-            Whether the method's own checks passed.
+            Whether these checks passed.
 
     Raises
     ------
@@ -105,7 +109,8 @@ def compare_evidence(
     Warns
     -----
     ApproximationWarning
-        If kinds are mixed, a result is not trusted by its own method, or models have different observed data.
+        If kinds are mixed, a result is not trusted by its own method or has no verdict, or models have different observed
+        data.
 
     References
     ----------
@@ -141,7 +146,8 @@ def compare_evidence(
             "probability_se": error,
             "kind": [entry.kind for entry in entries.values()],
             "method": [entry.method for entry in entries.values()],
-            "trusted": [entry.trusted for entry in entries.values()],
+            "checks": [entry.checks for entry in entries.values()],
+            "trusted": [entry.checks == PASSED for entry in entries.values()],
         },
         index=pd.Index(list(entries), name="model"),
     )
@@ -170,7 +176,7 @@ class _Given(NamedTuple):
     log_evidence: float = np.nan
     log_evidence_se: float = np.nan
     pareto_k: float = np.nan
-    converged: bool = True
+    converged: bool | None = None
     target: BaseTarget | None = None
     method: str = ""
     trouble: str = ""
@@ -246,7 +252,7 @@ def _of_evidence(name: str, result: Evidence) -> _Entry:
         result.log_evidence_df,
         KINDS["exact"],
         result.method,
-        result.trusted,
+        PASSED if result.trusted else FAILED,
     )
 
 
@@ -266,7 +272,7 @@ def _of_approximation(name: str, result: Approximation | _Given) -> _Entry:
         np.nan,
         KINDS["bound" if bound else "approximate"],
         str(result.method),
-        bool(result.converged) and not result.trouble and not result.pareto_k > LARGEST_PARETO_K,
+        _checks(result.converged, bool(result.trouble) or result.pareto_k > LARGEST_PARETO_K),
     )
 
 
@@ -286,15 +292,22 @@ def _of_draws(name: str, result: Any) -> _Entry:
             )
         raise ModelError(f"model {name!r}: {said} has no evidence; give a pair (draws, model)")
     exact = attrs.get("accuracy", "exact") == "exact"
-    trusted = bool(attrs.get("log_evidence_trusted", attrs.get("converged", 1)))
+    verdict = attrs.get("log_evidence_trusted", attrs.get("converged"))
     return _Entry(
         float(attrs[key]) - _normaliser(name, attrs.get("log_prior_normalizer", 0.0)),
         normalised_evidence_error(attrs, key),
         float(attrs.get("log_evidence_df", np.nan)),
         KINDS["bound" if bound else "exact" if exact else "approximate"],
         str(attrs.get("method", "unknown")),
-        trusted and not float(attrs.get("pareto_k", 0.0) if bound else 0.0) > LARGEST_PARETO_K,
+        _checks(verdict, bound and float(attrs.get("pareto_k", 0.0)) > LARGEST_PARETO_K),
     )
+
+
+def _checks(verdict: Any, trouble: bool) -> str:
+    """Return what a method's own checks said, given its verdict, None if it has none, and whether there is a fault."""
+    if verdict is None:
+        return FAILED if trouble else UNKNOWN
+    return PASSED if verdict and not trouble else FAILED
 
 
 def _refuse_improper(name: str, note: Any) -> None:
@@ -357,8 +370,13 @@ def _troubles(table: pd.DataFrame) -> list[str]:
             f"{' and '.join(kinds)} are compared with each other, so differences have errors of unknown sign and size: use "
             "sample_importance or sample_smc for all models"
         )
-    doubtful = list(table.index[~table["trusted"]])
-    if doubtful:
+    doubtful, unchecked = (table.index[table["checks"] == checks] for checks in (FAILED, UNKNOWN))
+    if len(unchecked):
+        said.append(
+            f"the results of {', '.join(map(str, unchecked))} have no verdict of their method, so their figures are not "
+            "trusted: compare them with those of sample_smc"
+        )
+    if len(doubtful):
         said.append(
             f"the figures of {', '.join(map(str, doubtful))} did not pass their method's own checks: read the warnings of "
             "these results first"
@@ -378,7 +396,7 @@ def plot_evidence(table: Any, *, ax: Any = None) -> Any:
     Returns
     -------
     matplotlib.axes.Axes
-        Lower bounds have an arrow to the right, figures that failed their method's checks are hollow.
+        Lower bounds have an arrow to the right, figures that did not pass their method's checks are hollow.
 
     Examples
     --------

@@ -1,6 +1,7 @@
 """Model comparison: probabilities and their errors, labels, refusals, the picture."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import arviz
 import matplotlib.pyplot as plt
@@ -22,6 +23,7 @@ class Known:
     """A result with figures of our choosing."""
 
     method = "by hand"
+    converged = True
 
     def __init__(self, log_evidence, **about):
         self.log_evidence = float(log_evidence)
@@ -145,6 +147,20 @@ def test_doubtful_figures_are_flagged():
     with pytest.warns(ApproximationWarning, match="a did not pass"):
         table = pb.compare_evidence({"a": Known(-1, converged=False), "b": Known(-2)})
     assert list(table["trusted"]) == [False, True]
+    assert list(table["checks"]) == ["failed", "passed"]
+
+
+def test_results_without_a_verdict_are_unknown_and_not_trusted(draws):
+    posterior = group(draws[0], "posterior")
+    about = {"log_evidence": -10.0, "log_evidence_se": 0.1, "method": "another package"}
+    other = as_inference_data({"posterior": xr.Dataset(posterior.data_vars).assign_attrs(about)})
+    with pytest.warns(ApproximationWarning, match="results of other have no verdict of their method"):
+        table = pb.compare_evidence({"own": draws[1], "other": other})
+    assert table["checks"].to_dict() == {"own": "passed", "other": "unknown"}
+    assert table["trusted"].to_dict() == {"own": True, "other": False}
+    assert repr(table).count("unknown") == 1
+    with pytest.warns(ApproximationWarning, match="results of third have no verdict of their method"):
+        assert list(pb.compare_evidence({"third": SimpleNamespace(log_evidence=-20.0)})["checks"]) == ["unknown"]
 
 
 def test_normalisers_of_priors_are_taken_out():
