@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.newton import LARGEST_NEWTON_DIM, modes_above
+from ppl_backends.approximations.verdict import POINTS, judge_mixture
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
@@ -34,7 +35,8 @@ def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> Gaussi
     """Add to a Laplace approximation the modes that climbs from draws of the prior find, weighted by their evidences.
 
     Above 300 coordinates there is no search. ``diagnostics`` has ``modes``, ``climbs``, and ``search_complete``, which
-    is 0 if the search ended while it still found new ones. The draws are the same in every call.
+    is 0 if the search ended while it still found new ones. The draws are the same in every call. The mixture is compared
+    with the posterior at 256 of its points; ``trouble`` says what differs.
     """
     if not np.isfinite(found.log_evidence) or target.dim > LARGEST_NEWTON_DIM:
         return found
@@ -46,7 +48,7 @@ def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> Gaussi
     modes = [mode for mode, weight in zip(modes, weights, strict=True) if weight > SMALLEST_SHARE]
     if len(modes) == 1:
         return modes[0]
-    return MixtureApproximation(
+    mixture = MixtureApproximation(
         weights[weights > SMALLEST_SHARE],
         np.stack([mode.mean for mode in modes]),
         np.stack([mode.cov for mode in modes]),
@@ -55,6 +57,20 @@ def with_other_modes(target: BaseTarget, found: GaussianApproximation) -> Gaussi
         log_evidence=float(np.logaddexp.reduce(evidence)),
         diagnostics={"modes": float(len(modes)), "climbs": float(climbs), "search_complete": float(complete)},
     )
+    return _judged(target, mixture)
+
+
+def _judged(target: BaseTarget, q: MixtureApproximation) -> MixtureApproximation:
+    """Return the mixture with the verdict of its points, and of the search."""
+    verdict, said = judge_mixture(target, q), []
+    if verdict.trouble:
+        said.append(
+            f"the mixture at its {q.n_components} modes is not the posterior: by {POINTS} of its points {verdict.trouble}"
+        )
+    if not q.diagnostics["search_complete"]:
+        said.append(f"the search still found new modes when it ended after {q.diagnostics['climbs']:.0f} climbs")
+    trouble = " and ".join(said)
+    return q.replaced(converged=not trouble, trouble=trouble, diagnostics=q.diagnostics | verdict.figures)
 
 
 def find_other_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApproximation | None:

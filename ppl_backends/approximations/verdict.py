@@ -92,6 +92,28 @@ def judge_gaussian(target: BaseTarget, q: Any) -> Verdict:
     return Verdict(" and ".join(troubles), figures)
 
 
+def judge_mixture(target: BaseTarget, q: Any) -> Verdict:
+    """Compare a mixture with the posterior at 256 of its points, the same in every call, by weights alone."""
+    rng = np.random.default_rng(0)
+    u = rng.random((POINTS, q.dim))
+    u[:, 0] = (np.arange(POINTS) + 0.5) / POINTS  # each component has its share of the points
+    x = q.from_uniform(u)
+    with np.errstate(all="ignore"):
+        log_weights = target.with_fixed_batch_size().log_density(x) - q.log_density(x)
+    if np.isfinite(log_weights).sum() < 2:
+        return Verdict("the density is zero at all of its points", {"distance": np.inf})
+    log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
+    figures = figures_of_weights(log_weights, q.dim)
+    figures["evidence_shift"] = normalised_weights(log_weights)[1] - q.log_evidence
+    said = judge_weights(q, x, log_weights)
+    noise = NOISES * _noise_of_weights(figures["importance_efficiency"], POINTS)
+    if not said and abs(figures["evidence_shift"]) > LARGEST_EVIDENCE_SHIFT + noise:
+        said = f"the log evidence is off by {abs(figures['evidence_shift']):.2g}"
+    if figures["outside"] > LARGEST_OUTSIDE:
+        said = " and ".join(filter(None, [said, f"the density is zero at {figures['outside']:.0%} of its points"]))
+    return Verdict(said, figures)
+
+
 def judge_weights(q: Any, x: Array, log_weights: Array) -> str:
     """Return which moment of the posterior differs from the Gaussian's by weights p/q of its points ``(n, dim)``, or ""."""
     weights, _ = normalised_weights(log_weights)

@@ -236,6 +236,31 @@ def test_other_modes_are_found_from_dispersed_points_and_weighted_by_their_evide
     assert mixture.log_evidence == pytest.approx(0.5 * np.log(2 * np.pi), abs=1e-6)
 
 
+@pytest.mark.parametrize("df", [1, np.inf])
+def test_a_mixture_at_all_modes_is_judged_by_its_points(df):
+    """Three coordinates of Cauchy tails around each mode have 2.4 times the mass of the Gaussians there."""
+
+    def one(x, centre):
+        square = (x - centre) ** 2
+        if np.isinf(df):
+            return -0.5 * square.sum(axis=1), centre - x
+        return -np.log1p(square).sum(axis=1), -2 * (x - centre) / (1 + square)
+
+    def log_density(x):
+        (a, by_a), (b, by_b) = one(x, 8.0), one(x, -8.0)
+        value = np.logaddexp(a, b)
+        return value, np.exp(a - value)[:, None] * by_a + np.exp(b - value)[:, None] * by_b
+
+    target = FunctionTarget(3, log_density)
+    mixture = with_other_modes(target, gaussian_at_mode(target, start=[7.5] * 3))
+    assert mixture.n_components == 2
+    assert mixture.converged == bool(np.isinf(df))
+    if not mixture.converged:
+        assert "the mixture at its 2 modes is not the posterior: by 256 of its points" in mixture.trouble
+    else:
+        assert mixture.diagnostics["distance"] == pytest.approx(0.0, abs=1e-6)
+
+
 def test_bad_input():
     nowhere = FunctionTarget(2, lambda x: (np.full(len(x), np.nan), np.zeros_like(x)))
     with pytest.raises(ModelError, match="not finite at any start"):
