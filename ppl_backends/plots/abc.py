@@ -9,6 +9,7 @@ import xarray as xr
 
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked
+from ppl_backends.plots.axes import panels
 from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.targets.protocol import Array
 
@@ -48,7 +49,7 @@ def plot_abc_run(idata: Any, axes: Any = None) -> Any:
     ['tolerance ε', 'acceptance']
     """
     stats = _stages(idata)
-    axes = _four(axes)
+    axes = panels(axes, 4, 2, (4.25, 2.8))
     known = "log_kernel_volume" in stats
     axes[3].set(
         xlabel="tolerance ε",
@@ -99,16 +100,3 @@ def _stages(idata: Any) -> xr.Dataset:
             "expected a result of ppl_backends.sample_abc: its sample_stats hold the tolerances of every stage"
         )
     return stats
-
-
-def _four(axes: Any) -> Any:
-    """Return the given axes as a flat array, or the axes of a new figure."""
-    if axes is not None:
-        flat = np.ravel(np.asarray(axes, dtype=object))
-        if len(flat) < 4:
-            raise ModelError(f"axes: {len(flat)} given, 4 needed")
-        return flat[:4]
-    import matplotlib.pyplot as plt
-
-    _, grid = plt.subplots(2, 2, figsize=(8.5, 5.6), layout="constrained")
-    return grid.ravel()

@@ -12,7 +12,7 @@ from ppl_backends.checks.sbc import Calibration
 from ppl_backends.checks.uniformity import empirical, histogram, places_of, simultaneous_band
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked, instance, none, number, several_names
-from ppl_backends.plots.sensitivity import _grid
+from ppl_backends.plots.axes import table_of_panels
 
 _MOST = 4  # quantities that are drawn by default
 
@@ -61,7 +61,7 @@ def plot_sbc(
         raise ModelError(f"quantities={quantities!r}: expected names among {', '.join(result.labels[:8])}")
     names = list(quantities or result.table["p_chi2"].sort_values(kind="stable").index[:_MOST])
     columns = [result.labels.index(name) for name in names]
-    axes = _grid(axes, 2, len(names))
+    axes = table_of_panels(axes, 2, len(names))
     for (top, bottom), column, name in zip(axes.T, columns, names, strict=True):
         _histogram(top, result, column, probability)
         _departure(bottom, result, column, probability)

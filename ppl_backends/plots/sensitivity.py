@@ -10,6 +10,7 @@ import numpy as np
 from ppl_backends.checks.sensitivity import LIKELIHOOD, PRIOR, Sensitivity
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked, choice, instance, none, several_names
+from ppl_backends.plots.axes import table_of_panels
 from ppl_backends.targets.protocol import Array
 
 _MOST = 4  # quantities that are drawn by default
@@ -68,7 +69,7 @@ def plot_sensitivity(
         unknown = [name for name in asked if name not in names]
         if unknown:
             raise ModelError(f"{what}: {unknown[0]!r} is none of {', '.join(names[:8])}")
-    axes = _grid(axes, len(components), len(chosen))
+    axes = table_of_panels(axes, len(components), len(chosen))
     draw = _distributions if kind == "ecdf" else _moments
     for row, component in zip(axes, components, strict=True):
         for axis, name in zip(row, chosen, strict=True):
@@ -114,16 +115,3 @@ def _moments(axis: Any, result: Sensitivity, component: str, name: str) -> None:
 def _colours(powers: Array) -> list[Any]:
     """Return blue below one, black at one and red above."""
     return ["black" if power == 1 else "tab:blue" if power < 1 else "tab:red" for power in powers]
-
-
-def _grid(axes: Any, rows: int, columns: int) -> Any:
-    """Return the given axes, or those of a new figure, in rows and columns."""
-    if axes is not None:
-        flat = np.ravel(np.asarray(axes, dtype=object))
-        if len(flat) != rows * columns:
-            raise ModelError(f"axes: {len(flat)} given, {rows * columns} needed")
-        return flat.reshape(rows, columns)
-    import matplotlib.pyplot as plt
-
-    size = (3.4 * columns, 2.9 * rows)
-    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)[1]

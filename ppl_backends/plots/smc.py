@@ -11,6 +11,7 @@ from scipy.stats import t as student_t
 
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked, choice, none, several_names
+from ppl_backends.plots.axes import panels
 from ppl_backends.results.inference_data import group, inference_data
 from ppl_backends.targets.protocol import Array
 
@@ -69,7 +70,7 @@ def plot_smc_run(idata: Any, axes: Any = None) -> Any:
     'inverse temperature β'
     """
     stats = _stages(idata)
-    axes = _axes(axes, 6)
+    axes = panels(axes, 6)
     for axis, (name, words) in zip(axes, _PANELS.items(), strict=False):
         instead = _ALONG_ROWS.get(name, (name, words))
         shown, words = instead if instead[0] in stats else (name, words)
@@ -167,7 +168,7 @@ def plot_ladder(idata: Any, parameters: Sequence[str] | None = None, *, scale: s
     unknown = [name for name in chosen if name not in known]
     if unknown:
         raise ModelError(f"parameters: {unknown[0]!r} is none of the unconstrained parameters ({', '.join(known[:8])})")
-    axes = _axes(axes, len(chosen))
+    axes = panels(axes, len(chosen))
     for axis, name in zip(axes, chosen, strict=True):
         for chain in range(stats.sizes["chain"]):
             reached, curves = _summary(idata, stats, chain, known.index(name))
@@ -216,20 +217,3 @@ def _stages(idata: Any) -> xr.Dataset:
             "expected a result of ppl_backends.sample_smc: its sample_stats hold the figures of every stage"
         )
     return stats
-
-
-def _axes(axes: Any, number: int) -> Any:
-    """Return the given axes as a flat array, or those of a new figure."""
-    if axes is not None:
-        flat = np.ravel(np.asarray(axes, dtype=object))
-        if len(flat) < number:
-            raise ModelError(f"axes: {len(flat)} given, {number} needed")
-        return flat[:number]
-    import matplotlib.pyplot as plt
-
-    columns = min(number, 3)
-    rows = -(-number // columns)
-    figure, grid = plt.subplots(rows, columns, figsize=(4.0 * columns, 2.9 * rows), layout="constrained", squeeze=False)
-    for spare in grid.ravel()[number:]:
-        figure.delaxes(spare)
-    return grid.ravel()[:number]
