@@ -56,7 +56,7 @@ MOVES: dict[str, Move] = {"gibbs": gibbs, "block": block, "over_relaxed": over_r
 
 
 def move(
-    rng: np.random.Generator, rectangle: Rectangle, tilt: Tilt, k: int, z: Array, kernel: Move, repeats: int
+    rng: np.random.Generator, rectangle: Rectangle, tilt: Tilt, k: int, z: Array, kernel: Move, repeats: int = 1
 ) -> None:
     """Move the first k coordinates ``(k, n)``, in place, under the target γ_k of :mod:`ppl_backends.orthants.tilt`."""
     active = np.flatnonzero(rectangle.lead < k)

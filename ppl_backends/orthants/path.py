@@ -22,8 +22,7 @@ from ppl_backends.orthants.tilt import PANEL, Tilt, extend
 from ppl_backends.smc.core import Moved, Parts, Resampled, SMCState, Start, Step, begin, run_smc
 from ppl_backends.smc.evidence import log_relative
 from ppl_backends.smc.moves import stay
-
-RESAMPLE_BELOW = 0.5  # ESS over the number of particles
+from ppl_backends.smc.schedule import RESAMPLE_BELOW
 
 
 class NoneInside(Exception):
@@ -120,16 +119,15 @@ class CoordinatePath:
 
 @dataclass(frozen=True)
 class MoveResampled:
-    """Move coordinates after each resampling, a fixed number of times, so that estimates are unbiased."""
+    """Move coordinates once after each resampling, whatever the effect, so that estimates are unbiased."""
 
     kernel: Move
-    repeats: int = 1
 
     def __call__(self, drawn: Resampled, path: CoordinatePath, tuning: Any, rng: np.random.Generator) -> Moved:
         """Move particles that were resampled; they are a copy of their parents and can be overwritten."""
         if drawn.particles.x is not drawn.before.x:
             k = drawn.stage
-            move(rng, path.rectangle, path.tilt, k, drawn.particles.x.T[:k], self.kernel, self.repeats)
+            move(rng, path.rectangle, path.tilt, k, drawn.particles.x.T[:k], self.kernel)
         return Moved(drawn.particles, drawn.parents)
 
 
@@ -158,12 +156,12 @@ class Particles:
 
 
 def sequential(
-    path: Any, rng: np.random.Generator, kernel: Move | None = None, *, repeats: int = 1, below: float = RESAMPLE_BELOW
+    path: Any, rng: np.random.Generator, kernel: Move | None = None, *, below: float = RESAMPLE_BELOW
 ) -> Particles:
     """Run SMC over the coordinates of a path; without a kernel particles are resampled and not moved."""
     n = path.uniforms.shape[1]
     schedule = WhenUneven(below)
-    moves = stay if kernel is None else MoveResampled(kernel, repeats)
+    moves = stay if kernel is None else MoveResampled(kernel)
     run = begin(path.start(n, rng), rng)
     try:
         run, _ = run_smc(run, path, Parts(schedule, schedule.resample, moves, _resampled), _NOBODY)
