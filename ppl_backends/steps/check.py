@@ -10,6 +10,7 @@ import numpy as np
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.options import checked, integer
 from ppl_backends.random import spawn_generators
+from ppl_backends.results.convergence import effective_draws
 from ppl_backends.results.inference_data import flat_draws, group, inference_data
 from ppl_backends.steps.specification import Step
 from ppl_backends.targets.convert import as_target
@@ -122,14 +123,12 @@ def check_subsets(idata: Any) -> dict[str, float]:
     >>> sorted(found)
     ['distinct_rows', 'ess_of_z', 'swap_acceptance', 'z_norm', 'z_norm_uniform']
     """
-    import arviz as az
-
     stats = group(idata, "sample_stats")
     if "z_first" not in stats:
         raise ModelError("the run has no statistics of informed subsets: it is not one of InformedSubsampling")
     z = np.asarray(stats["z_first"].values)
     found = {
-        "ess_of_z": float(np.asarray(az.ess(z))) if z.std() > 0 else 0.0,
+        "ess_of_z": float(effective_draws(z[:, :, None])[0]) if z.std() > 0 else 0.0,
         "z_norm": float(np.sqrt(np.mean(np.square(stats["z_norm"].values)))),
         "swap_acceptance": float(stats["swap_accept"].mean()),
         "distinct_rows": float(stats["distinct_rows"].values[:, -1].min()),
