@@ -176,9 +176,7 @@ class Design(NamedTuple):
 
     def moments(self) -> tuple[Array, Array]:
         """Return the mean of φ by the weights, and the Cholesky factor of its covariance."""
-        weights = np.exp(self.log_weights - logsumexp(self.log_weights))
-        apart = self.points - weights @ self.points
-        return weights @ self.points, np.linalg.cholesky((weights * apart.T) @ apart + 1e-12 * np.eye(apart.shape[1]))
+        return moments_of(self.points, np.exp(self.log_weights - logsumexp(self.log_weights)))
 
     def covers(self, phi: Array) -> bool:
         """Return whether φ is next to a point of a lattice, or where a Gaussian with the moments of a net has draws."""
@@ -187,6 +185,14 @@ class Design(NamedTuple):
             return bool(np.abs(steps).max(axis=0).min() <= 1.0)
         centre, root = self.moments()
         return float((np.linalg.solve(root, phi - centre) ** 2).sum()) <= bound_of_ellipsoid(len(phi))
+
+
+def moments_of(points: Array, weights: Array) -> tuple[Array, Array]:
+    """Return the mean of weighted points ``(k, p)``, and the Cholesky factor of their covariance."""
+    mean = weights @ points
+    apart = points - mean
+    cov = (weights * apart.T) @ apart + 1e-12 * np.eye(len(mean))
+    return mean, np.asarray(np.linalg.cholesky(cov), dtype=np.float64)
 
 
 def lattice(evaluate: Evaluate, mode: Any, scale: Array) -> Design:

@@ -18,7 +18,7 @@ from scipy.interpolate import CubicSpline, RBFInterpolator
 from scipy.special import log_ndtr, logsumexp
 
 from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE
-from ppl_backends.approximations.hyper import HyperParameters, check_number, climb, design_around
+from ppl_backends.approximations.hyper import HyperParameters, check_number, climb, design_around, moments_of
 from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, judge_design
 from ppl_backends.approximations.inla.latent import GAIN, LatentFit, fit_latent
 from ppl_backends.approximations.inla.result import WithMarginals
@@ -202,12 +202,12 @@ class IntegratedLaplace(WithMarginals):
         """Return ``n`` draws ``(n, dim)``: a point of φ, its kernel, and draws of θ given that point."""
         points, weights = self.hyper.points, self.hyper.weights
         which = rng.choice(len(weights), size=n, p=weights)
-        centre = weights @ points
-        apart = points - centre
-        root = np.linalg.cholesky((weights * apart.T) @ apart + 1e-12 * np.eye(len(centre)))
+        centre, root = moments_of(points, weights)
         x = np.empty((n, self.dim))
         noise = self._spread * rng.standard_normal((n, len(centre))) @ root.T
-        x[:, self._described.hyper_coordinates] = centre + np.sqrt(1 - self._spread**2) * apart[which] + noise
+        x[:, self._described.hyper_coordinates] = (
+            centre + np.sqrt(1 - self._spread**2) * (points - centre)[which] + noise
+        )
         for k in np.unique(which):
             at = np.flatnonzero(which == k)
             x[np.ix_(at, self._described.coordinates)] = self._described.draws(points[k], self._fits[k], len(at), rng)
