@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_backends.approximations.missed_modes import lost_mode_reason
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.algorithm import Algorithm
+from ppl_backends.kernels.calibrated import TargetDensity
 from ppl_backends.kernels.streams import Generators
+from ppl_backends.mcmc.other_modes import mode_without_chains
 from ppl_backends.options import array, check_memory, checked, integer
 from ppl_backends.parallel import run_jobs
 from ppl_backends.progress import ChainProgress
@@ -28,6 +31,7 @@ from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points, named_point
 
 REPORTS = 50  # per chain
+_ADVICE = ": use sample_smc(initial='auto'), which starts from all modes that it finds"
 
 
 class ChainDraws(NamedTuple):
@@ -99,7 +103,8 @@ def sample_mcmc(
         with a warning that counts them; it keeps the chains, and an equal number of draws of each, that give the most
         draws in total. Its ``accuracy`` is then ``"approximate"``, and attribute ``complete`` of ``posterior`` is 0
         instead of 1. ``accuracy`` is also ``"approximate"``, with the reason in attribute ``warnings``, if two or more
-        chains have a rank-normalised R̂ above 1.05, or no chain ever moved in a coordinate.
+        chains have a rank-normalised R̂ above 1.05, no chain ever moved in a coordinate, or a search from draws of the
+        prior finds a mode that chains of a step with an approximation miss.
 
     Raises
     ------
@@ -109,7 +114,7 @@ def sample_mcmc(
     Warns
     -----
     SamplerWarning
-        If the run was interrupted, R̂ of a coordinate is above 1.05, or no chain ever moved in it.
+        If the run was interrupted, R̂ of a coordinate is above 1.05, no chain ever moved in it, or chains miss a mode.
 
     Examples
     --------
@@ -256,6 +261,8 @@ def _inference_data(
     trouble = why_not_converged(x, target.names)
     if trouble:
         warnings.warn(f"{algorithm.name}: {trouble}: increase tune and draws", SamplerWarning, stacklevel=user_level())
+    elif complete:
+        trouble = _misses_a_mode(target, algorithm, x, rng)
     on, own = ("chain", "draw"), ("time", "state")
     stats: dict[str, Any] = {
         name: (
@@ -276,6 +283,18 @@ def _inference_data(
         sample_stats=stats,
         log_likelihood=log_likelihood,
     )
+
+
+def _misses_a_mode(target: BaseTarget, algorithm: Algorithm, x: Array, rng: np.random.Generator) -> str:
+    """Warn about a mode without chains, if they move by a kernel that an approximation calibrates; return the warning."""
+    if not isinstance(algorithm.density, TargetDensity):
+        return ""
+    missed = mode_without_chains(target, np.concatenate(x), rng.spawn(1)[0])
+    if missed is None:
+        return ""
+    text = lost_mode_reason(missed, target.names, _ADVICE)
+    warnings.warn(f"{algorithm.name}: {text}", SamplerWarning, stacklevel=user_level())
+    return text
 
 
 def _longest_block(runs: Sequence[ChainDraws]) -> tuple[list[ChainDraws], int]:

@@ -6,8 +6,10 @@ import pytest
 from ppl_backends import FunctionTarget, GaussianApproximation, sample_mcmc, steps
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.kernels.streams import Generators
+from ppl_backends.mcmc.other_modes import mode_without_chains
 from ppl_backends.mcmc.sample import _run, why_not_converged
 from ppl_backends.results.inference_data import group
+from tests.toys import bimodal
 
 
 def test_chains_in_different_modes_are_not_called_exact():
@@ -21,6 +23,31 @@ def test_chains_in_different_modes_are_not_called_exact():
     attrs = group(idata, "posterior").attrs
     assert attrs["accuracy"] == "approximate"
     assert "R-hat" in attrs["warnings"]
+
+
+def test_a_mode_that_all_chains_miss_is_not_left_out_in_silence():
+    """All chains start at one mode, so R-hat shows nothing."""
+    with pytest.warns(
+        SamplerWarning, match=r"a mode with about (2[5-9]|3[0-5]) % of the posterior, at .* holds no draw"
+    ):
+        idata = sample_mcmc(bimodal(2).target, draws=200, tune=200, chains=2, random_seed=1, progressbar=False)
+    attrs = group(idata, "posterior").attrs
+    assert attrs["accuracy"] == "approximate"
+    assert "a mode with about" in attrs["warnings"]
+
+
+def test_chains_in_both_modes_miss_none():
+    """A short distance between the modes, which the chains cross."""
+    target = bimodal(2, separation=1.2).target
+    assert mode_without_chains(target, _draws_of(target), np.random.default_rng(1)) is None
+
+
+def _draws_of(target):
+    """Draw from a target by weighted points of its prior."""
+    rng = np.random.default_rng(2)
+    x = target.sample_prior(100_000, rng)
+    weights = np.exp(target.evaluate(x).log_likelihood)
+    return x[rng.choice(len(x), 4000, p=weights / weights.sum())]
 
 
 def test_chains_that_never_move_are_named():
