@@ -22,6 +22,7 @@ from ppl_backends.approximations.modes import bound_of_ellipsoid
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.numerics.gaussian import inside_cube
+from ppl_backends.numerics.weights import normalised_weights
 
 GRID_DIM = 2  # largest dimension of a lattice; above it, a net of random points is used
 CURVATURE_STEP = 0.1
@@ -176,7 +177,7 @@ class Design(NamedTuple):
 
     def moments(self) -> tuple[Array, Array]:
         """Return the mean of φ by the weights, and the Cholesky factor of its covariance."""
-        return moments_of(self.points, np.exp(self.log_weights - logsumexp(self.log_weights)))
+        return moments_of(self.points, normalised_weights(self.log_weights)[0])
 
     def covers(self, phi: Array) -> bool:
         """Return whether φ is next to a point of a lattice, or where a Gaussian with the moments of a net has draws."""
@@ -204,7 +205,7 @@ def lattice(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     for spacing in SPACING[p] * 0.5 ** np.arange(4):
         found, ends = _flood(evaluate, mode, spacing * scale)
         log_posterior = np.array([node.log_posterior for node in found.values()])
-        weights = np.exp(log_posterior - logsumexp(log_posterior))
+        weights = normalised_weights(log_posterior)[0]
         if weights @ weights < MAX_SHARE:
             break
     log_cell = p * np.log(spacing) + np.linalg.slogdet(scale)[1]
@@ -266,7 +267,7 @@ def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     nodes = [evaluate(mode.phi + scale @ z[k], mode.fit) for k in order]
     kept = [k for k, node in enumerate(nodes) if node is not None]
     log_weights = np.array([nodes[k].log_posterior for k in kept]) - log_q[order][kept]
-    weights = np.exp(log_weights - logsumexp(log_weights))
+    weights = normalised_weights(log_weights)[0]
     effective = 1 / float(weights @ weights)
     spread = float(np.clip((4 / (p + 2) / effective) ** (1 / (p + 4)), 0.1, 0.7))  # Silverman's rule
     log_evidence = float(logsumexp(log_weights) - np.log(points))

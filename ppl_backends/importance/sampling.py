@@ -25,7 +25,7 @@ from ppl_backends.approximations.resolve import nearest_start
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, OutsidePoints
 from ppl_backends.importance.proposals import Proposal, make_proposal
-from ppl_backends.importance.tails import with_tails
+from ppl_backends.importance.tails import PILOT_POINTS, with_tails
 from ppl_backends.numerics.nets import INNER_BITS, sobol
 from ppl_backends.numerics.weights import (
     FEWEST_INDEPENDENT,
@@ -57,7 +57,6 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 SMALLEST_EFFICIENCY = 0.1
 LARGEST_MISSED_SHARE = 0.02
 LARGEST_PILOT_K = 0.25
-PILOT_POINTS = 4096
 PRIOR_POINTS = 2048
 _LONE = 10.0  # nats above the second largest log weight
 _MOST_MISSED = 3  # most narrow modes that are added to the proposal, one after the other

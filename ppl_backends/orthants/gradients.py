@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
 
 from ppl_backends.errors import ModelError
-from ppl_backends.numerics.weights import log_mean_exp
+from ppl_backends.numerics.weights import log_mean_exp, normalised_weights
 from ppl_backends.options import checked, integer
 from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.ordering import Rectangle, order_rectangle
@@ -111,7 +110,7 @@ def rectangle_gradient(
     log_p, z, log_weights, trusted = _points(rectangle, n_points, replicates, spawn_seeds(random_seed, replicates))
     average = float(log_mean_exp(log_p))
     se = float(np.exp(log_p - average).std(ddof=1) / np.sqrt(len(log_p)))
-    parts = _derivatives(rectangle, z, np.exp(log_weights - logsumexp(log_weights)), rest.lower, rest.upper)
+    parts = _derivatives(rectangle, z, normalised_weights(log_weights)[0], rest.lower, rest.upper)
     by_mean, by_lower, by_upper = np.zeros((3, dim))
     by_mean[kept], by_lower[kept], by_upper[kept] = parts[:3]
     by_cov = np.zeros((dim, dim))
@@ -130,7 +129,7 @@ def _points(
     uniforms = np.concatenate([scramble(n, rectangle.rank, seed) for seed in seeds])
     z, log_weights = weigh(rectangle, tilt, uniforms.T)
     by_replicate = log_weights.reshape(replicates, n)
-    relative = np.exp(log_weights - logsumexp(log_weights))
+    relative = normalised_weights(log_weights)[0]
     if 1 / (relative**2).sum() >= LEAST_EFFICIENCY * len(relative):
         return log_mean_exp(by_replicate, axis=1), z, log_weights, True
     solver = Sequential(rectangle, n, "tilted_smc")

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.special import gammaln, logsumexp, stdtrit
+from scipy.special import gammaln, stdtrit
 
 from ppl_backends.numerics.nets import sobol
+from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.orthants.ep import factor_ep
 from ppl_backends.orthants.intervals import LOG_ROOT_2PI, Array, log_interval
 
@@ -90,7 +91,7 @@ class Integrand:
         best, least = (mean, factor), np.inf
         for _ in range(MOST_PILOTS):
             f, log_w = self._weigh(mean, factor, pilot)
-            w = np.exp(log_w - logsumexp(log_w))
+            w = normalised_weights(log_w)[0]
             # Points of a net need a bounded integrand, so that the largest weight decides and not the effective size.
             if not w.max() < least:
                 break

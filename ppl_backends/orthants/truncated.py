@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 from scipy.optimize import brentq, linprog, minimize_scalar
-from scipy.special import gammaln, log_ndtr, logsumexp
+from scipy.special import gammaln, log_ndtr
 
 from ppl_backends.errors import ModelError
-from ppl_backends.numerics.weights import systematic_resampling
+from ppl_backends.numerics.weights import normalised_weights, systematic_resampling
 from ppl_backends.options import checked, choice
 from ppl_backends.orthants.intervals import Array, moments, quantile
 from ppl_backends.orthants.moves import MOVES, move
@@ -284,7 +284,7 @@ def _student_particles(rectangle: Rectangle, df: float, draws: int, rng: np.rand
         log_p[i] += _run(scaled, saddle_point(scaled), PILOTS, rng).log_p
     if (log_p == -np.inf).all():
         raise ModelError(NONE_INSIDE.format(n=PILOTS))
-    counts = np.bincount(systematic_resampling(np.exp(log_p - logsumexp(log_p)), draws, rng), minlength=len(radii))
+    counts = np.bincount(systematic_resampling(normalised_weights(log_p)[0], draws, rng), minlength=len(radii))
     x, ess = [], 0.0
     for radius, scaled, count in zip(radii, pilots, counts, strict=True):
         if count:

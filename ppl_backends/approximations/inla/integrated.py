@@ -26,6 +26,7 @@ from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.differences import central_differences
 from ppl_backends.numerics.gaussian import LOG_2PI, MAX_DENSE_DIM
+from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.targets.latent_gaussian import LatentFactors
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -246,7 +247,7 @@ def integrate(described: Any, target: BaseTarget) -> IntegratedLaplace:
         n.log_posterior - design.nodes[k].log_posterior for n, k in zip(nodes, kept, strict=True)
     ]
     log_evidence = design.log_evidence + logsumexp(log_weights)
-    weights = np.exp(log_weights - logsumexp(log_weights))
+    weights = normalised_weights(log_weights)[0]
     effective = float(1 / (weights @ weights))
     names = tuple(described.hyper_names)
     points = np.stack([node.phi for node in nodes])
