@@ -12,7 +12,7 @@ from ppl_backends.approximations.base import Approximation
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import LOG_2PI, inside_cube
-from ppl_backends.targets.protocol import Array, as_points
+from ppl_backends.targets.protocol import Array, Index, as_points
 
 BLOCK_BYTES = 2**25
 MANY_POINTS = 100  # from here one component at a time is faster than all at once, because less memory is used
@@ -112,9 +112,7 @@ class MixtureApproximation(Approximation):
 
     def from_uniform(self, u: Array) -> Array:
         u = inside_cube(as_points(u, self.dim))
-        ends = np.cumsum(self.weights)
-        which = np.minimum(np.searchsorted(ends, u[:, 0]), self.n_components - 1)
-        rest = (u[:, 0] - (ends - self.weights)[which]) / self.weights[which]
+        which, rest = component_of(u[:, 0], self.weights)
         z = ndtri(inside_cube(np.column_stack([rest, u[:, 1:]])))
         return self._color(which, z)
 
@@ -167,3 +165,10 @@ class MixtureApproximation(Approximation):
             f"{type(self).__name__}(dim={self.dim}, n_components={self.n_components}, method={self.method!r}, "
             f"converged={self.converged}, log_evidence={self.log_evidence:.6g})"
         )
+
+
+def component_of(u: Array, weights: Array) -> tuple[Index, Array]:
+    """Return which component numbers in (0, 1) ``(n,)`` choose, and where in the component's share of (0, 1) they are."""
+    ends = np.cumsum(weights)
+    which = np.minimum(np.searchsorted(ends, u), len(ends) - 1)
+    return which, (u - (ends - weights)[which]) / weights[which]

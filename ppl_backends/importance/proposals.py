@@ -15,7 +15,7 @@ from scipy.linalg import solve_triangular
 from scipy.special import gammaincinv, gammaln, stdtrit
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.approximations.mixture import MixtureApproximation
+from ppl_backends.approximations.mixture import MixtureApproximation, component_of
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import inside_cube, widen_inverse
 from ppl_backends.targets.protocol import Array
@@ -252,9 +252,7 @@ class Mixture:
 
     def from_uniform(self, u: Array) -> Array:
         """Return points of the mixture."""
-        ends = np.cumsum(self.weights)
-        which = np.minimum(np.searchsorted(ends, u[:, 0]), len(ends) - 1)
-        rest = (u[:, 0] - (ends - self.weights)[which]) / self.weights[which]
+        which, rest = component_of(u[:, 0], self.weights)
         stretched = np.column_stack([np.clip(rest, 0.0, 1.0), u[:, 1:]])
         groups = [np.flatnonzero(which == k) for k in range(len(self.parts))]
         points = [part.from_uniform(stretched[at]) for part, at in zip(self.parts, groups, strict=True)]
