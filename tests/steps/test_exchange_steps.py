@@ -218,3 +218,17 @@ def test_wrong_models(make, message):
 def test_block_without_a_variable_of_the_likelihood(model):
     with model, pytest.raises(ModelError, match="'y' depends on theta"):
         pb.steps.Exchange(["b"])
+
+
+def test_draws_that_the_type_of_the_observed_data_would_round_are_refused():
+    """Whole numbers as data of a normal: draws cut to whole numbers moved the mean of the posterior by 1.4 of its sds."""
+
+    def drawn(theta, rng, size):
+        return rng.normal(theta, 1.0, size=(*size, 8))
+
+    with pm.Model() as model:
+        theta = pm.Normal("theta", 0, 10)
+        observed = np.array([2, 3, 1, 4, 2, 3, 3, 2])
+        pb.Unnormalized("y", theta, logp=lambda y, t: (t * y - 0.5 * y**2).sum(), random=drawn, observed=observed)
+    with pytest.raises(ModelError, match="draws float64 that int64, the type of the observed data, would round"):
+        pb.sample_mcmc(model, step=pb.steps.Exchange(), draws=50, tune=50, chains=1, **QUIET)

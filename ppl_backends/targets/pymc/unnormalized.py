@@ -62,8 +62,9 @@ class UnnormalizedModel:
 
     unnormalized = True
 
-    def __init__(self, name: str, logp: Callable, random: Callable, exact: bool, shape: tuple[int, ...]) -> None:
-        self.name, self.logp, self.random, self.exact, self.shape = name, logp, random, bool(exact), shape
+    def __init__(self, name: str, logp: Callable, random: Callable, exact: bool, observed: NDArray) -> None:
+        self.name, self.logp, self.random, self.exact = name, logp, random, bool(exact)
+        self.shape, self.dtype = observed.shape, observed.dtype
 
     def __call__(self, *parameters: Any, rng: np.random.Generator, size: Any = None) -> NDArray:
         """Draw in the form of ``pm.CustomDist``; the last parameter only gives the shape of the data."""
@@ -78,8 +79,16 @@ class UnnormalizedModel:
         return np.stack(draws).reshape(*size, *self.shape)
 
     def draw(self, parameters: Sequence[Any], n: int, rng: np.random.Generator) -> NDArray:
-        """Return ``n`` data sets ``(n, *shape)``."""
-        return checked_draws(np.asarray(self.random(*parameters, rng=rng, size=(n,))), n, self.shape, self.name)
+        """Return ``n`` data sets ``(n, *shape)``, of the observed data's type."""
+        drawn = checked_draws(np.asarray(self.random(*parameters, rng=rng, size=(n,))), n, self.shape, self.name)
+        with np.errstate(invalid="ignore"):
+            data = drawn.astype(self.dtype)
+        if not np.can_cast(drawn.dtype, self.dtype, "same_kind") and (data != drawn).any():
+            raise ModelError(
+                f"the simulator of '{self.name}' draws {drawn.dtype} that {self.dtype}, the type of the observed data, would "
+                "round: give observed as floats"
+            )
+        return data
 
 
 class _FamilyDensity:
@@ -127,7 +136,7 @@ def unnormalized_variable(
     data = np.asarray(observed)
     if data.dtype.kind not in "iufb" or (data.dtype.kind == "f" and not np.isfinite(data).all()):
         raise ModelError(f"pb.Unnormalized('{name}'): the observed data have missing values or are not numbers")
-    model = UnnormalizedModel(name, logp, random, exact, data.shape)
+    model = UnnormalizedModel(name, logp, random, exact, data)
     inputs = [pt.as_tensor_variable(parameter) for parameter in parameters]
     letters = (f"d{i}" for i in itertools.count())
     cores = [",".join(next(letters) for _ in range(v.type.ndim)) for v in inputs]
