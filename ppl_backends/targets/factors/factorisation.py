@@ -60,8 +60,6 @@ class Factors:
         Called as ``log_site``; returns the first and second derivative in s. Differences are taken otherwise.
     names : sequence of str, optional
         Names of the coordinates of θ.
-    site_bounds : pair of floats or arrays (n,), optional
-        Bounds on the second and first derivative of log t; those of the family by default.
     normal_rows : tuple of (design, offset, Normal, array of cᵢ), optional
         Observations exp(cᵢ) N(yᵢ; aᵢᵀθ + bᵢ, sdᵢ²) in the Gaussian part; leave-one-out densities need them.
     n_auxiliary : int
@@ -100,7 +98,6 @@ class Factors:
         observed: Any = None,
         site_derivatives: Callable[..., tuple[Array, Array]] | None = None,
         names: Sequence[str] | None = None,
-        site_bounds: tuple[Any, Any] | None = None,
         normal_rows: tuple[Any, Array, Normal, Array] | None = None,
         n_auxiliary: int = 0,
     ) -> None:
@@ -123,7 +120,6 @@ class Factors:
         self.names = tuple(names) if names is not None else tuple(f"theta[{j}]" for j in range(self.dim))
         if len(self.names) != self.dim:
             raise ModelError(f"{len(self.names)} names for {self.dim} coordinates")
-        self.site_bounds = site_bounds if site_bounds is not None else self.sites.bounds
         self.normal_rows = normal_rows
 
     @property

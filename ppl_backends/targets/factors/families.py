@@ -134,7 +134,6 @@ class Logit(SiteFamily):
             raise ModelError("Logit: successes must lie between 0 and trials")
         constant = gammaln(trials + 1) - gammaln(y + 1) - gammaln(trials - y + 1)
         super().__init__(successes=y, trials=trials, constant=constant)
-        self.bounds = (0.25 * float(self.trials.max()), float(self.trials.max()))
 
     def compiled(self) -> CompiledFamily:
         return CompiledFamily(LOGIT, self.successes, self.trials)

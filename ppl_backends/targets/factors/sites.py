@@ -61,7 +61,6 @@ class SiteFamily:
     """
 
     n: int
-    bounds: tuple[float, float] | None = None  #: bounds on the second and the first derivative of log t, if both exist
     log_concave: bool = False  #: whether all sites are known to be log-concave
 
     def __init__(self, **parameters: Any) -> None:
@@ -205,7 +204,7 @@ class ScaledSites(SiteFamily):
         super().__init__(log_scale=log_scale)
         if self.n != family.n:
             raise ModelError(f"ScaledSites: log_scale has length {self.n}, the family {family.n}")
-        self.family, self.bounds, self.log_concave = family, family.bounds, family.log_concave
+        self.family, self.log_concave = family, family.log_concave
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:
         return ScaledSites(self.family.take(rows), self.log_scale[rows])
@@ -241,9 +240,6 @@ class PoweredSites(SiteFamily):
         if self.n != family.n:
             raise ModelError(f"PoweredSites: power has length {self.n}, the family {family.n}")
         self.family = family
-        if family.bounds is not None:
-            largest = float(self.power.max())
-            self.bounds = (largest * family.bounds[0], largest * family.bounds[1])
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:
         return PoweredSites(self.family.take(rows), self.power[rows])
