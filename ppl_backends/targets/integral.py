@@ -37,8 +37,9 @@ class PriorIntegral(NamedTuple):
     def _note(self, log_evidence: float) -> str | None:
         if not np.isfinite(log_evidence) or not abs(self.log_integral) > _ZERO:
             return None
+        error = f" ± {self.standard_error:.3f}" if self.standard_error > 0 else ""
         return (
-            f"the prior as written integrates to exp({self.log_integral:.3f}): compare models by log_evidence minus "
+            f"the prior as written integrates to exp({self.log_integral:.3f}{error}): compare models by log_evidence minus "
             f"log_prior_normalizer, {log_evidence - self.log_integral:.3f}"
         )
 

@@ -9,6 +9,7 @@ from scipy.special import gammaln, logsumexp
 import ppl_backends as pb
 from ppl_backends.cli import _finish
 from ppl_backends.results.inference_data import group, normalised_evidence_error
+from ppl_backends.targets.integral import PriorIntegral
 
 PYMC = int(pm.__version__.split(".")[0])
 QUIET = {"progressbar": False, "random_seed": 1}
@@ -96,6 +97,12 @@ def test_an_integral_whose_error_is_large_is_all_there_is_to_the_error():
     attrs = group(pb.sample_smc(target, draws=500, chains=2, unbiased=True, **QUIET), "posterior").attrs
     assert attrs["log_evidence_se"] == pytest.approx(0.5, rel=0.05)
     assert attrs["log_evidence_df"] == pytest.approx(7.0, rel=0.2)
+
+
+def test_the_note_on_an_estimated_integral_has_its_error():
+    note = PriorIntegral(-0.051, 0.031, 43.0).attrs(-35.812)["log_prior_normalizer_note"]
+    assert "exp(-0.051 ± 0.031)" in note
+    assert "±" not in PriorIntegral(-0.051).attrs(-35.812)["log_prior_normalizer_note"]
 
 
 def test_models_are_compared_without_the_integral_of_the_prior(capsys):
