@@ -233,11 +233,19 @@ class GibbsPosterior(WrappedTarget):
         """Return the empirical risk r_n ``(k,)`` at points ``(k, dim)`` of the unconstrained space."""
         return self._risk.evaluate(as_points(x, self.dim))[0]
 
-    def scores(self, x: Any, X: Any = None) -> Array:
-        """Return linear scores ``(k, n)`` of the data, or of other rows ``X``, at points ``(k, dim)``."""
+    def scores(self, x: Any, X: Any = None, offset: Any = None) -> Array:
+        """Return linear scores ``(k, n)`` of the data, or of other rows ``X`` and their ``offset``, at points ``(k, dim)``.
+
+        An offset that all rows of the data share is that of other rows too.
+        """
         risk = self._linear("scores")
         theta = as_points(x, self.dim)[:, risk.columns]
-        return risk.scores(theta) if X is None else theta @ np.asarray(X, dtype=np.float64).T
+        if X is None:
+            return risk.scores(theta)
+        rows = as_floats("X", X)
+        if rows.ndim != 2 or rows.shape[1] != theta.shape[1]:
+            raise ModelError(f"X has shape {rows.shape}; expected (n, {theta.shape[1]})")
+        return theta @ rows.T + self._offset_of_new(offset)
 
     # -- relatives -------------------------------------------------------------------------------------------------
 
@@ -285,9 +293,15 @@ class GibbsPosterior(WrappedTarget):
         risk = self._linear("with_data")
         if set(new) - {"offset"} != {"X", "y"}:
             raise ModelError(f"new data {sorted(new)}: expected X and y, and offset if rows have one")
-        if "offset" not in new and np.ptp(risk.offset) > 0:
+        offset = self._offset_of_new(new.get("offset"))
+        return self._on(*_checked_data(risk.loss, new["X"], new["y"], offset))
+
+    def _offset_of_new(self, offset: Any) -> Any:
+        """Return the offset of other rows: the one given, or else the one that all rows of the data share."""
+        own = self._linear("offset").offset
+        if offset is None and np.ptp(own) > 0:
             raise ModelError("new data lack 'offset', which differs between the rows of this posterior")
-        return self._on(*_checked_data(risk.loss, new["X"], new["y"], new.get("offset", risk.offset[0])))
+        return own[0] if offset is None else as_floats("offset", offset)
 
     def _on(self, X: Array, y: Array, offset: Array) -> GibbsPosterior:
         """Return the same posterior on other rows."""

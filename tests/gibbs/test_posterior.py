@@ -43,6 +43,19 @@ def test_other_rows_keep_a_common_offset_and_need_offsets_of_their_own(data):
     np.testing.assert_array_equal(own.with_data(new | {"offset": X[:5, 0]}).scores(at)[0], X[:5, 0])
 
 
+def test_scores_at_other_rows_have_the_common_offset_or_their_own(data):
+    X, y = data
+    common = GibbsPosterior((0.0, 1.0), "hinge", X, y, learning_rate=30.0, offset=0.5)
+    own = GibbsPosterior((0.0, 1.0), "hinge", X, y, learning_rate=30.0, offset=X[:, 0])
+    theta = np.array([[1.0, -2.0]])
+    np.testing.assert_allclose(common.scores(theta, X), common.scores(theta))
+    np.testing.assert_allclose(own.scores(theta, X[:5], offset=X[:5, 0]), own.scores(theta)[:, :5])
+    with pytest.raises(ModelError, match="new data lack 'offset'"):
+        own.scores(theta, X)
+    with pytest.raises(ModelError, match=r"X has shape \(2,\); expected \(n, 2\)"):
+        common.scores(theta, X[0])
+
+
 def test_density_is_prior_times_exponential_of_minus_lambda_times_mean_loss(data):
     X, y = data
     posterior = GibbsPosterior((0.5, [1.0, 4.0]), "hinge", X, y, learning_rate=30.0)
