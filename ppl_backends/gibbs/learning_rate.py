@@ -31,6 +31,7 @@ from ppl_backends.gibbs.gaussian_vi import expected_risk
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior, TuningRecord
 from ppl_backends.numerics.arrays import as_floats
 from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.weights import LARGEST_PARETO_K
 from ppl_backends.options import array, checked, choice, increasing, integer, none
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.targets.protocol import Array, Index
@@ -55,7 +56,8 @@ class LearningRateChoice(NamedTuple):
     standard_error : ndarray (k,)
         Standard error from folds or blocks; NaN for the bound.
     pareto_k : ndarray (k,)
-        Largest Pareto k of the weights that leave a fold out, for ``fit="smc"``; otherwise NaN.
+        Largest Pareto k of the weights that leave a fold out, for ``fit="smc"``, infinite if uneven weights have none;
+        NaN for other fits.
     method : str
     """
 
@@ -183,7 +185,7 @@ def choose_learning_rate(
     best = int(np.argmin(criterion))
     if not np.isfinite(criterion[best]):
         raise ModelError(f"no learning rate of the grid could be fitted by {fit}; try fit='vi' or a smaller grid")
-    if pareto_k[best] > 0.7:
+    if fit == "smc" and not pareto_k[best] <= LARGEST_PARETO_K:
         warnings.warn(
             f"leaving folds out of the particles at λ = {rates[best]:.4g} gives Pareto k {pareto_k[best]:.2f}: "
             "use more folds or fit='vi'",
@@ -376,8 +378,13 @@ def _by_reweighting(
                 sample = reweight(idata, model=rest.with_learning_rate(rate * rest.n / posterior.n))
             scores = sample.mean(held_out.scores(sample.x))
             table[row, column] = prediction_risk(held_out, scores)
-            pareto_k[column] = max(pareto_k[column], sample.pareto_k)
+            pareto_k[column] = max(pareto_k[column], _known_k(sample))
     return table, pareto_k
+
+
+def _known_k(sample: Any) -> float:
+    """Return the Pareto k of a reweighted sample, infinite where it cannot be fitted to uneven weights."""
+    return float(np.nan_to_num(sample.pareto_k, nan=np.inf if sample.unreliable else 0.0, posinf=np.inf))
 
 
 def _bounds(

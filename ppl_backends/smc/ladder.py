@@ -108,6 +108,12 @@ class Reweighted(NamedTuple):
     log_evidence: float
     betas: Array
 
+    @property
+    def unreliable(self) -> bool:
+        """Return whether Pareto k is above 0.7, or cannot be fitted (NaN) to weights that are far from even."""
+        not_to_be_fitted = np.isnan(self.pareto_k) and self.ess < 0.5 * len(self.log_weight)
+        return bool(self.pareto_k > LARGEST_PARETO_K or not_to_be_fitted)
+
     def sample(self, n: int, rng: np.random.Generator) -> Array:
         """Return ``n`` points drawn in proportion to their weights ``(n, dim)``."""
         return self.x[rng.choice(len(self.x), size=n, p=np.exp(self.log_weight))]
@@ -185,14 +191,14 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
     log_evidence = float(log_mean_exp(log_weights))
     smoothed, pareto_k = smoothed_weights(log_weights)
     log_weight, ess = smoothed - logsumexp(smoothed), effective_sample_size(smoothed)
-    not_to_be_fitted = np.isnan(pareto_k) and ess < 0.5 * len(log_weight)
-    if pareto_k > LARGEST_PARETO_K or not_to_be_fitted:
+    found = Reweighted(np.concatenate(points), log_weight, pareto_k, ess, log_evidence, np.array(betas))
+    if found.unreliable:
         message = (
             f"reweight: Pareto k is {pareto_k:.2f}, and above 0.7 weights cannot be trusted: run sample_smc on the new "
             "model"
         )
         warnings.warn(message, SamplerWarning, stacklevel=user_level())
-    return Reweighted(np.concatenate(points), log_weight, pareto_k, ess, log_evidence, np.array(betas))
+    return found
 
 
 def _log_weights(rung: dict[str, Array], power: float | None, new: Any) -> Array:

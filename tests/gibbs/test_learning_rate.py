@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
+from scipy.special import logsumexp
 
 import ppl_backends as pb
 from ppl_backends.approximations.ep import fit_ep
 from ppl_backends.errors import ModelError
 from ppl_backends.gibbs import GibbsPosterior, certify, choose_learning_rate, choose_prior_scale, fit_gibbs_vi
-from ppl_backends.gibbs.learning_rate import _cavity
+from ppl_backends.gibbs.learning_rate import _cavity, _known_k
+from ppl_backends.numerics.weights import effective_sample_size
+from ppl_backends.smc.ladder import Reweighted
 
 GRID = [4.0, 20.0, 100.0]
 
@@ -33,6 +36,16 @@ def test_cavities_reweighting_and_refits_agree(hinge):
         # One of the hundred observations near the boundary or two may change sides.
         np.testing.assert_allclose(choice.criterion, by["vi"].criterion, atol=0.031)
     assert (by["smc"].pareto_k < 1).all()
+
+
+def test_a_pareto_k_that_cannot_be_fitted_is_good_for_even_weights_only():
+    def found(log_weight, k):
+        log_weight = log_weight - logsumexp(log_weight)
+        return Reweighted(np.zeros((100, 2)), log_weight, k, effective_sample_size(log_weight), 0.0, np.ones(1))
+
+    even, uneven = np.zeros(100), np.r_[np.zeros(99), 10.0]
+    assert [_known_k(found(even, k)) for k in (np.nan, 0.3)] == [0.0, 0.3]
+    assert [_known_k(found(uneven, k)) for k in (np.nan, np.inf, 0.3)] == [np.inf, np.inf, 0.3]
 
 
 def test_a_cavity_is_the_fit_without_its_sites(data):
