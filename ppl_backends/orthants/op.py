@@ -13,6 +13,7 @@ from pytensor.link.numba.dispatch import numba_funcify
 from pytensor.link.numba.dispatch.basic import numba_njit
 
 from ppl_backends.errors import ModelError
+from ppl_backends.options import integer
 from ppl_backends.orthants.batch import MOST_VARIABLES, RowDerivatives, best_log_rectangles, fixed_points
 from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.row_kernels import compute_rows
@@ -52,6 +53,7 @@ def log_rectangle(mean: Any, cholesky: Any, lower: Any, upper: Any, *, n_points:
     >>> round(float(value.eval()), 4)
     -1.3863
     """
+    n_points, seed = integer(1).check("n_points", n_points), integer(0).check("seed", seed)
     vectors = [pt.as_tensor(v).astype("float64") for v in (mean, lower, upper)]
     cholesky = pt.as_tensor(cholesky).astype("float64")
     if cholesky.ndim not in (2, 3) or max(v.ndim for v in vectors) > 2:

@@ -186,3 +186,11 @@ def test_a_row_far_out_does_not_leave_the_surrogate_without_a_maximum():
         ]
         escapes.append(max(plain) - plain[0])
     assert max(escapes) > 1000.0
+
+
+@pytest.mark.parametrize("value", [1.0, 0.1, 1 / 3])
+def test_rows_that_are_all_equal_are_refused(value):
+    log_prior = QuadraticLogPrior(0.0, np.zeros(2), -np.eye(2))
+    rows = SiteRows(np.full((500, 2), value), 0.0, np.ones(500), 1.0, sites.LOGIT, log_prior)
+    with pytest.raises(ModelError, match="the 500 rows have equal log likelihoods; use summary='scores'"):
+        sufficient_statistics(rows, np.random.default_rng(0))

@@ -279,3 +279,9 @@ def test_exponentials_and_probabilities_of_many():
         np.testing.assert_allclose(
             work[7 : 7 + len(x)], truth(at), rtol=2e-13 if function is exp_all else 0, atol=2e-13
         )
+
+
+@pytest.mark.parametrize("option", [{"n_points": 0}, {"n_points": -3}, {"n_points": 1.5}, {"seed": -1}])
+def test_wrong_options_of_log_rectangle_are_refused_in_words(option):
+    with pytest.raises(ModelError, match="expected an integer of at least"):
+        log_rectangle(np.zeros(4), np.eye(4), np.zeros(4), np.full(4, np.inf), **option)

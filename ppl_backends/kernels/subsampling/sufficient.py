@@ -30,6 +30,7 @@ SPREAD = 0.5  # of the points, in standard deviations of the posterior of one ob
 ROWS = 4000
 TOLERANCE = 1e-8
 HALVINGS = 20
+ROUNDING = 1e-12  # relative differences of log likelihoods that are rounding errors
 
 
 class Sufficient(NamedTuple):
@@ -117,6 +118,10 @@ def _spread_points(rows: Rows, n: int, index: Index, rng: np.random.Generator) -
         with np.errstate(all="ignore"):
             values = np.stack([rows.differences(rows.expansion_point.mean, x, index) for x in points], axis=1)
         if np.isfinite(values).all():
+            if not (np.ptp(values, axis=0) > ROUNDING * np.abs(values).max(axis=0)).all():
+                raise ModelError(
+                    f"no sufficient statistics: the {len(index)} rows have equal log likelihoods; use summary='scores'"
+                )
             return points, values - values.mean(axis=0)
         scale *= 0.5
     raise ModelError("no sufficient statistics: the log likelihood is not finite around the mode; use summary='scores'")
