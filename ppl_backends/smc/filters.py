@@ -23,6 +23,7 @@ from scipy.special import logsumexp
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.particle.metropolis import grid
+from ppl_backends.kernels.particle.narrow import narrow_proposal
 from ppl_backends.kernels.particle.regeneration import Filters, KeptPaths, around, no_paths, paths_out_of
 from ppl_backends.kernels.protocol import Density, Kernel
 from ppl_backends.results.inference_data import group
@@ -346,9 +347,10 @@ class FilterPath(RowsPath):
         return paths_out_of(self.filters, values, population.filter, kept, population.stop, draw_seeds(rng, n))
 
     def reasons(self, runs: Sequence[SMCState]) -> list[str]:
-        """Return a reason for distrust if filters with noisy estimates were exchanged."""
-        if self.regenerates:
-            return []
+        """Return reasons for distrust if the proposal is too narrow, or filters with noisy estimates were exchanged."""
+        narrow = narrow_proposal(self.filter, self.parameters_at(runs[0].population.x))
+        if narrow or self.regenerates:
+            return [narrow] * bool(narrow)
         found = []
         for run in runs:
             sizes, rows = run.records["filters"], run.records["rows"].rows

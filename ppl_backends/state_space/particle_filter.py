@@ -12,6 +12,7 @@ import xarray as xr
 from scipy.special import logsumexp
 
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
+from ppl_backends.kernels.particle.narrow import narrow_proposal
 from ppl_backends.kernels.particle.paths import drawn_paths, traced
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.options import checked, choice, increasing, instance, integer, number
@@ -125,6 +126,9 @@ def particle_filter(
     filter_rng, path_rng, ahead_rng = spawn_generators(random_seed, 3)
     history = filters.history(parameters, n_particles, draw_seeds(filter_rng, chains))
     likelihood = _likelihood(history, series, n_particles)
+    narrow = narrow_proposal(filters, parameters)
+    if narrow:
+        likelihood = likelihood._replace(se=np.inf, alarms=[narrow])
     alarms = [*likelihood.alarms, *_collapses(history, filters, series.name)]
     paths = _paths(filters, parameters, history, draws, path_rng)
     if filters.model.log_transition is None:

@@ -11,6 +11,7 @@ import numpy as np
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.particle.metropolis import grid
+from ppl_backends.kernels.particle.narrow import narrow_proposal
 from ppl_backends.kernels.particle.paths import replayed_paths
 from ppl_backends.mcmc.sample import sample_mcmc
 from ppl_backends.options import array, checked, choice, flag, integer, none, number
@@ -143,6 +144,10 @@ def sample_pmmh(
         progressbar=progressbar,
     )
     warn_of_stuck_chains(idata)
+    few = {name: values[:: max(1, len(values) // 4)] for name, values in flat_draws(idata).items()}
+    narrow = narrow_proposal(filter_of(target, filter), target.state_space.parameters_at(target.unconstrain(few)))
+    if narrow:
+        _warn(idata, narrow)
     return _with_states(target, idata, filter) if states else idata
 
 
@@ -169,6 +174,11 @@ def warn_of_stuck_chains(idata: Any) -> None:
         f"estimates of {n} particles have variance {variance:.1f}): use about draws={more} for {_FEW} effective draws, or "
         f"{better}"
     )
+    _warn(idata, said)
+
+
+def _warn(idata: Any, said: str) -> None:
+    """Warn, and add the text to attribute ``warnings`` of ``posterior``."""
     attrs = idata["posterior"].attrs
     attrs["warnings"] = "; ".join(filter(None, (attrs.get("warnings"), said)))
     warnings.warn(f"particle Metropolis: {said}", SamplerWarning, stacklevel=user_level())
