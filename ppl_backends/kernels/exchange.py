@@ -35,6 +35,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 FEWEST_REFERENCE_DRAWS = 100
 FIRST_CHECKS = 8  # at the first draw, for the warning
+_CERTAIN = 1e6  # log ratio of a step that is certainly accepted
 
 
 @dataclass(frozen=True)
@@ -269,8 +270,10 @@ class _Watched(Kernel):
         self._kernel.log_ratio = self._watch
 
     def _watch(self, before: AuxiliaryPoints, proposal: AuxiliaryPoints) -> Array:
-        self.ends, self.part = (before, proposal), self._part_of(before, proposal)
-        return self.part
+        # A finite part in place of −inf, as of draws that are impossible at the point, leaves the rest of the ratio known.
+        part = np.nan_to_num(self._part_of(before, proposal), nan=-_CERTAIN, posinf=_CERTAIN, neginf=-_CERTAIN)
+        self.ends, self.part = (before, proposal), part
+        return part
 
     def step(self, rng: Any, population: Any, density: Any, parameters: Any) -> tuple[Any, KernelInfo]:
         moved, info = self._kernel.step(rng, population, density, parameters)

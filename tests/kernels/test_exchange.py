@@ -379,3 +379,22 @@ def test_windowed_covariance_forgets_the_way():
         x = np.array([50.0 - i, 0.0]) if i < 90 else rng.multivariate_normal(np.zeros(2), true)
         windows = windows.update(x[None])
     np.testing.assert_allclose(windows.factor[0] @ windows.factor[0].T, true, rtol=0.3, atol=0.1)
+
+
+def test_draws_that_are_impossible_at_the_point_have_a_reference_acceptance():
+    """y ~ U(0, exp(x)): from x = 1 upwards, few of the draws at a proposal are possible at the point."""
+
+    def log_f(x, data):
+        return np.where((data <= np.exp(x[0])).all(axis=1), 0.0, -np.inf)
+
+    def simulate(x, n, rng):
+        return rng.uniform(0, np.exp(x[0]), (n, 10))
+
+    target = pb.Unnormalized(
+        log_unnormalized=log_f, simulate=simulate, observed=np.full(10, 0.01), prior=normal_prior(1), exact=True
+    )
+    algorithm = exchange(target, n_draws=2, covariance=np.array([[0.01]]))
+    estimated, reference = algorithm.acceptance_pairs(np.ones((200, 1)), np.random.default_rng(1))
+    missed = estimated == 0
+    assert missed.sum() > 20
+    assert (reference[missed] > 0).mean() > 0.5
