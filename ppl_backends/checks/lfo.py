@@ -172,8 +172,10 @@ def lfo(
     n = observations_of(target).n
     first = int(np.ceil(_SHARE_OF_ROWS * n)) if min_observations is None else min_observations
     if first + steps > n:
+        whole = ": a variable such as pm.AR has one density for its whole series; write its rows by lagged values"
         raise ModelError(
-            f"min_observations={first}, steps={steps}: there are {n} observations; expected at least {first + steps}"
+            f"min_observations={first}, steps={steps}: there {'is one observation' if n == 1 else f'are {n} observations'}; "
+            f"expected at least {first + steps}{whole if n == 1 else ''}"
         )
     run_rng, *refit_rngs = spawn_generators(random_seed, 1 + max_refits)
     sizes = {"draws": draws, "chains": chains}

@@ -4,6 +4,7 @@ import warnings
 from functools import partial
 
 import numpy as np
+import pymc as pm
 import pytest
 from scipy import stats
 from scipy.special import logsumexp
@@ -136,6 +137,16 @@ def test_rows_are_predicted_from_those_before_them(target):
     np.testing.assert_allclose(two.pointwise["log_score"].values, score[:-1] + score[1:], atol=0.05)
     with pytest.raises(ModelError, match="there are 7 observations"):
         pb.lfo(target, min_observations=7, progressbar=False)
+
+
+def test_a_series_with_one_density_is_named():
+    with pm.Model() as model:
+        pm.AR("y", pm.Normal("rho", 0, 1, shape=1), init_dist=pm.Normal.dist(0, 1), observed=np.arange(8.0))
+    for options in ({}, {"min_observations": 3}):
+        with pytest.raises(
+            ModelError, match=r"there is one observation; .* pm\.AR has one density for its whole series"
+        ):
+            pb.lfo(model, progressbar=False, **options)
 
 
 def test_a_refit_gives_the_density_of_its_row(target):
