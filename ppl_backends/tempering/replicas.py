@@ -83,7 +83,7 @@ class Explorer:
         """Move every replica; ``levels`` ``(n,)`` are the temperatures of the replicas. Adapt steps if ``tune``."""
         n, count, steps = len(replicas.x), len(self.metric.factor), list(self.steps)
         metric = self.metric.take(levels, n)
-        acceptance, before = np.zeros(count), replicas.increment
+        acceptance = np.zeros(count)
         rows = np.bincount(levels, minlength=count)
         for _ in range(self.moves):
             for k, kernel in enumerate(self.kernels):
@@ -95,7 +95,7 @@ class Explorer:
                 acceptance += rate / (self.moves * len(self.kernels))
                 if tune:
                     steps[k] = steps[k].update(np.where(rows > 0, rate, kernel.target_acceptance))
-        return Moved(replicas, replace(self, steps=tuple(steps)), acceptance, before)
+        return Moved(replicas, replace(self, steps=tuple(steps)), acceptance)
 
     def _density(self, beta: Array) -> Any:
         """Return the map from points to replicas; the caller sets β if there are fewer points than rows."""
@@ -115,12 +115,11 @@ class Explorer:
 
 
 class Moved(NamedTuple):
-    """Replicas after a scan's moves, the explorer, acceptance rates ``(levels,)``, and increments ``(n,)`` before them."""
+    """Replicas after a scan's moves, the explorer, and acceptance rates ``(levels,)``."""
 
     replicas: Replicas
     explorer: Explorer
     acceptance: Array
-    before: Array
 
 
 def at_points(path: TemperingPath, x: Array, beta: Array) -> Replicas:

@@ -95,8 +95,8 @@ def sample_tempering(
         Their number, including β = 0 and 1. ``"auto"`` is about 2Λ + 1, with Λ the communication barrier that tuning
         estimates.
     moves : int or "auto"
-        Moves of every replica between swaps. ``"auto"`` makes enough moves for an autocorrelation of at most 0.6 in
-        the log likelihood at a temperature from scan to scan, swaps included.
+        Moves of every replica between swaps. ``"auto"`` makes enough moves for them alone to leave an
+        autocorrelation of at most 0.6 in the log likelihood at a temperature.
     power : float
         α of the tempered posterior p(θ)L(θ)^α.
     power_potentials : bool

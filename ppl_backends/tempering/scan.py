@@ -30,7 +30,7 @@ from ppl_backends.tempering.replicas import Explorer, Replicas, at_points, calib
 
 FIRST_ROUND = 16  # scans
 _MOST_MOVES = 16
-_CORRELATED = 0.6  # correlation of V at a temperature before and after a scan, above which a scan makes more moves
+_CORRELATED = 0.6  # correlation of V before and after the moves of a scan, above which a scan makes more moves
 _POINTS = 2000  # points of a temperature from which a metric is computed
 
 
@@ -73,8 +73,8 @@ class ScanFigures(NamedTuple):
     """Figures of one scan: rejection rates and increments, ``(chains, levels − 1)`` and ``(chains, levels)``.
 
     ``trips`` ``(chains,)`` are completed round trips, ``inside`` is the share of fresh draws in the support (NaN if
-    there are none), ``acceptance`` is the acceptance rate of the moves ``(levels,)``, and ``before`` are the
-    increments before the moves.
+    there are none), ``acceptance`` is the acceptance rate of the moves ``(levels,)``, and ``before`` and
+    ``moved`` are the increments before and after the moves, without the swap.
     """
 
     rejection: Array
@@ -83,6 +83,7 @@ class ScanFigures(NamedTuple):
     inside: float
     acceptance: Array
     before: Array
+    moved: Array
 
 
 def scan(ensemble: Ensemble, rng: np.random.Generator, tune: bool) -> tuple[Ensemble, ScanFigures]:
@@ -110,6 +111,7 @@ def scan(ensemble: Ensemble, rng: np.random.Generator, tune: bool) -> tuple[Ense
         inside,
         acceptance,
         before,
+        increment,
     )
     return ensemble._replace(replicas=replicas, replica=index, ends=ends, time=ensemble.time + 1), figures
 
@@ -191,9 +193,9 @@ class Record:
         return np.concatenate([x[:, level] for x in kept])
 
     def correlation(self) -> float:
-        """Return the mean over temperatures of the correlation between increments before the moves and after the swaps."""
+        """Return the mean over temperatures of the correlation between increments before and after the moves."""
         before = np.concatenate([figures.before for figures in self.figures])[:, 1:]
-        after = np.concatenate([figures.increment for figures in self.figures])[:, 1:]
+        after = np.concatenate([figures.moved for figures in self.figures])[:, 1:]
         with np.errstate(invalid="ignore", divide="ignore"):
             a, b = (np.where(np.isfinite(v), v, np.nan) for v in (before, after))
             a, b = a - np.nanmean(a, axis=0), b - np.nanmean(b, axis=0)

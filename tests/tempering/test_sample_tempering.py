@@ -19,9 +19,9 @@ from ppl_backends.tempering import scan as scans
 from ppl_backends.tempering.barrier import Barrier, first_betas
 from ppl_backends.tempering.evidence import stepping_stones
 from ppl_backends.tempering.replicas import at_points, calibrated, kernels_of
-from ppl_backends.tempering.run import Run, run_ensemble
+from ppl_backends.tempering.run import Run, begin, run_ensemble
 from ppl_backends.tempering.sample import _evidence
-from ppl_backends.tempering.scan import Ensemble, Plan, round_lengths, scan
+from ppl_backends.tempering.scan import Ensemble, Plan, Record, round_lengths, scan
 
 LOG_2PI = np.log(2 * np.pi)
 
@@ -311,6 +311,21 @@ def test_options_out_of_range_are_refused_in_one_line():
         sample_tempering(target, temperatures=1)
     with pytest.raises(ModelError, match="kernel='nuts'"):
         sample_tempering(target, kernel="nuts")
+
+
+def test_moves_are_measured_without_the_swaps():
+    """A kernel that does not move leaves a correlation of one in V, however many swaps are accepted."""
+    path = PriorPath(Conjugate(1, 0.0).target()).for_moves(False)
+    rng = np.random.default_rng(1)
+    ensemble, *_ = begin(path, "random_walk", 4, Plan(3, 1), rng)
+    steps = tuple(step._replace(log_average=np.full(4, -30.0)) for step in ensemble.explorer.steps)
+    still = replace(ensemble.explorer, steps=steps)
+    ensemble, record = ensemble._replace(explorer=still), Record.of(ensemble, 40)
+    for _ in range(40):
+        ensemble, figures = scan(ensemble, rng, tune=False)
+        record.add(ensemble, figures)
+    assert np.mean([figures.rejection for figures in record.figures]) < 0.8
+    assert record.correlation() == pytest.approx(1.0, abs=1e-6)
 
 
 def test_a_run_keeps_what_it_is_asked_for():
