@@ -234,6 +234,8 @@ def choose_prior_scale(
     prior = posterior.gaussian_prior
     if prior is None:
         raise ModelError("the scale is of a Gaussian prior; this posterior has another")
+    if scales is not None and (np.ndim(scales) != 1 or not len(scales) or not np.all(np.asarray(scales) > 0)):
+        raise ModelError(f"scales={scales!r}: expected a list of positive numbers")
     mean, cov = prior.gaussian.mean, prior.covariance
     tried: list[tuple[float, float]] = []
 
@@ -263,6 +265,10 @@ def _folds(posterior: GibbsPosterior, k: int, rng: np.random.Generator) -> list[
     if not 2 <= k <= posterior.n:
         raise ModelError(f"folds={k}: expected between 2 and n = {posterior.n}")
     assert posterior.loss is not None
+    if posterior.paired and posterior.y is not None:
+        smaller = int(min((posterior.y > 0).sum(), (posterior.y <= 0).sum()))
+        if smaller < k:  # a fold without pairs has no risk
+            raise ModelError(f"folds={k}: the smaller class has {smaller} rows, and every fold needs one")
     order = rng.permutation(posterior.n)
     if posterior.loss.classification:
         assert posterior.y is not None

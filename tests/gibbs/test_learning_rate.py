@@ -142,3 +142,17 @@ def test_options_are_checked(hinge):
         choose_learning_rate(hinge, GRID, method="bound", fit="smc")
     with pytest.raises(ModelError, match="folds=1"):
         choose_learning_rate(hinge, GRID, folds=1)
+
+
+def test_folds_of_pairs_need_a_row_of_each_class(data):
+    X, _ = data
+    few = GibbsPosterior((0.0, 1.0), "auc", X, np.where(np.arange(100) < 3, 1.0, -1.0), learning_rate=1.0)
+    with pytest.raises(ModelError, match="folds=5: the smaller class has 3 rows, and every fold needs one"):
+        choose_learning_rate(few, GRID, random_seed=1)
+    assert np.isfinite(choose_learning_rate(few, GRID, folds=3, random_seed=1).criterion).all()
+
+
+@pytest.mark.parametrize("scales", [[-1.0, 2.0], [0.0, 1.0], [[1.0, 2.0]], []])
+def test_scales_of_a_prior_are_positive_numbers(hinge, scales):
+    with pytest.raises(ModelError, match="expected a list of positive numbers"):
+        choose_prior_scale(hinge, scales)
