@@ -378,6 +378,7 @@ def test_draws_leave_as_inference_data():
     assert idata.posterior.attrs["method"] == "ep"
 
 
+@pytest.mark.filterwarnings("ignore:EP. the standard deviation of the predictor")
 def test_marginals_that_move_far_from_ep_are_flagged():
     """By importance sampling the mean of the outlier's coordinate is within .03 sd of EP's and its sd within 1 %."""
     times = np.linspace(0, 3, 10)

@@ -42,34 +42,39 @@ class SecondOrder(NamedTuple):
     kurtosis: float
 
 
-class _Pairs(NamedTuple):
-    """The least Gaussian sites: cumulants ``(m,)``, correlations ``(m, m)`` with zeros on the diagonal, unit rows aᵢᵀL."""
+class Pairs(NamedTuple):
+    """The least Gaussian sites ``rows``: cumulants ``(m,)``, correlations ``(m, m)``, 0 on the diagonal, unit rows aᵢᵀL."""
 
+    rows: NDArray[np.integer]
     skewness: Array
     kurtosis: Array
     correlation: Array
     directions: Array
 
+    def reach(self, q: Gaussian) -> Array:
+        """Return the correlations of the coordinates with the predictors ``(d, m)``."""
+        reach = q.factor @ self.directions.T if q.factor.ndim == 2 else q.factor[:, None] * self.directions.T
+        return np.asarray(reach / q.sd[:, None])
 
-def second_order(q: Gaussian, sites: EPSites, factors: Factors, rows: NDArray[np.integer] | None = None) -> SecondOrder:
-    """Return second-order terms of the pairs among ``rows``, all sites by default."""
-    pairs = _pairs(q, sites, factors, rows)
+
+def second_order(pairs: Pairs | None) -> SecondOrder:
+    """Return second-order terms of pairs of sites."""
     if pairs is None:
         return SecondOrder(0.0, 0.0, 0.0)
-    skewness, kurtosis, correlation, _ = pairs
-    terms = np.outer(skewness, skewness) * correlation**3 / 12, np.outer(kurtosis, kurtosis) * correlation**4 / 48
+    _, skewness, kurtosis, correlation, _ = pairs
+    cube = correlation * correlation * correlation
+    terms = np.outer(skewness / 12, skewness) * cube, np.outer(kurtosis / 48, kurtosis) * (cube * correlation)
     size = float(sum(np.abs(term).sum() for term in terms))
     return SecondOrder(float(sum(term.sum() for term in terms)), size, float(np.abs(kurtosis).max()))
 
 
 def sd_errors(q: Gaussian, sites: EPSites, factors: Factors) -> Array:
     """Return the relative errors of EP's standard deviations to second order, exact / EP − 1 ``(d,)``."""
-    pairs = _pairs(q, sites, factors, None)
+    pairs = pairs_of(q, sites, factors)
     if pairs is None:
         return np.zeros(q.dim)
-    skewness, kurtosis, correlation, directions = pairs
-    reach = q.factor @ directions.T if q.factor.ndim == 2 else q.factor[:, None] * directions.T
-    reach /= q.sd[:, None]  # correlations of θ with the predictors
+    _, skewness, kurtosis, correlation, _ = pairs
+    reach = pairs.reach(q)
     square = correlation * correlation
     weights = np.outer(0.5 * skewness, skewness)
     weights += np.outer(kurtosis / 6, kurtosis) * correlation
@@ -78,7 +83,8 @@ def sd_errors(q: Gaussian, sites: EPSites, factors: Factors) -> Array:
     return np.asarray(np.sqrt(np.maximum(1 + ratio, 0.0)) - 1)
 
 
-def _pairs(q: Gaussian, sites: EPSites, factors: Factors, rows: NDArray[np.integer] | None) -> _Pairs | None:
+def pairs_of(q: Gaussian, sites: EPSites, factors: Factors, rows: NDArray[np.integer] | None = None) -> Pairs | None:
+    """Return the pairs among ``rows``, all sites by default; None if there are none."""
     usable = ~sites.failed & (sites.variance > 0)
     rows = np.flatnonzero(usable) if rows is None else rows[usable[rows]]
     if not len(rows):
@@ -89,7 +95,7 @@ def _pairs(q: Gaussian, sites: EPSites, factors: Factors, rows: NDArray[np.integ
     spread /= np.sqrt(np.einsum("nd,nd->n", spread, spread))[:, None]
     correlation = spread @ spread.T
     np.fill_diagonal(correlation, 0.0)
-    return _Pairs(skewness[order], kurtosis[order], correlation, spread)
+    return Pairs(rows[order], skewness[order], kurtosis[order], correlation, spread)
 
 
 @np.errstate(all="ignore")

@@ -8,8 +8,10 @@ from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ppl_backends.approximations.ep.correction import second_order
+from ppl_backends.approximations.ep.conditional import plain, share_errors, worst_sd_ratio
+from ppl_backends.approximations.ep.correction import Pairs, pairs_of, second_order
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
 from ppl_backends.approximations.ep.hyper import EPMixture, integrate
 from ppl_backends.approximations.ep.parallel import EPRun, Options, Sites, run_parallel, run_sequential
@@ -24,11 +26,13 @@ from ppl_backends.options import checked, choice, instance, integer, none, numbe
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
+from ppl_backends.targets.factors.families import NormalMixture
 from ppl_backends.targets.factors.prior import GaussianPrior
 from ppl_backends.targets.factors.sites import STUDENT, Fraction, SiteFamily
 from ppl_backends.targets.protocol import BaseTarget
 
 MODES_KURTOSIS, MAX_INTERACTION = 5.0, 0.05  # excess kurtosis of a tilted distribution; second-order terms
+MAX_CONDITIONAL_ERROR, MAX_SHARE_ERROR = 0.15, 0.02  # relative, of a standard deviation; of a component's probability
 LARGE_SHARE, MAX_ERROR = (
     0.2,
     0.1,
@@ -115,7 +119,8 @@ def fit_ep(
     ApproximationWarning
         If EP did not converge, with its last change, or the posterior is improper; ``converged`` is then False. If
         sites with several modes interact, such as spikes and slabs of correlated predictors. If EP's estimate of its
-        own error exceeds 10 % for a standard deviation.
+        own error exceeds 10 % for a standard deviation (15 % given one predictor or coordinate), or 0.02 for a
+        component's probability.
 
     References
     ----------
@@ -363,21 +368,7 @@ def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
     """
     if given.factors is None or not given.converged or given.power != 1.0:
         return result
-    found, trouble = {"interaction": _interaction(given, given.factors)}, ""
-    if found["interaction"] > MAX_INTERACTION:
-        trouble = (
-            f"the interaction of sites with several modes is {found['interaction']:.2g} in log evidence (limit "
-            f"{MAX_INTERACTION}), so means and standard deviations may be off by 10 % of a standard deviation or more"
-        )
-    elif _a_site_weighs_much(given.sites):
-        errors = given.sd_errors()
-        worst = int(np.argmax(np.abs(errors)))
-        found["sd_error"] = float(abs(errors[worst]))
-        if found["sd_error"] > MAX_ERROR:
-            trouble = (
-                f"the standard deviation of {given.names[worst]} is off by about {100 * errors[worst]:.0f} % by EP's own "
-                f"estimate (limit {100 * MAX_ERROR:.0f} %), because the posterior is far from Gaussian"
-            )
+    found, trouble = _own_errors(given, given.factors)
     result = result.replaced(diagnostics=result.diagnostics | found)
     if trouble:
         warnings.warn(f"EP: {trouble}: check with sample_smc", ApproximationWarning, stacklevel=user_level())
@@ -385,14 +376,60 @@ def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
     return result
 
 
-def _interaction(given: EPApproximation, factors: Factors) -> float:
+def _own_errors(given: EPApproximation, factors: Factors) -> tuple[dict[str, float], str]:
+    """Return EP's estimates of its own errors, and the first of them above its limit in words."""
+    families = [(plain(family), columns) for family, columns, _ in factors.sites.pieces(None)]
+    several = _rows([columns for family, columns in families if not family.log_concave], factors)
+    pairs = pairs_of(given, given.sites, factors, several)
+    found = {"interaction": _interaction(pairs)}
+    if found["interaction"] > MAX_INTERACTION:
+        return found, (
+            f"the interaction of sites with several modes is {found['interaction']:.2g} in log evidence (limit "
+            f"{MAX_INTERACTION}), so means and standard deviations may be off by 10 % of a standard deviation or more"
+        )
+    if any(isinstance(family, NormalMixture) for family, _ in families):
+        found["share_error"] = share_errors(given, given.sites, factors, several)
+        if found["share_error"] > MAX_SHARE_ERROR:
+            return found, (
+                f"the probability of a component of a mixture, such as an inclusion, is off by about "
+                f"{found['share_error']:.2g} by EP's own estimate (limit {MAX_SHARE_ERROR})"
+            )
+    if _a_site_weighs_much(given.sites):
+        errors = given.sd_errors()
+        worst = int(np.argmax(np.abs(errors)))
+        found["sd_error"] = float(abs(errors[worst]))
+        if found["sd_error"] > MAX_ERROR:
+            return found, _far_from_gaussian(given.names[worst], errors[worst], MAX_ERROR)
+    if "share_error" in found:  # grids do not resolve spikes
+        smooth = [part for family, part in families if not (family.log_concave or isinstance(family, NormalMixture))]
+        pairs = pairs_of(given, given.sites, factors, _rows(smooth, factors))
+    if pairs is not None:
+        ratio, site, coordinate = worst_sd_ratio(given, given.sites, factors, pairs)
+        found["conditional_sd_error"] = abs(ratio - 1)
+        if found["conditional_sd_error"] > MAX_CONDITIONAL_ERROR:
+            name = f"the predictor of site {site}" if coordinate is None else given.names[coordinate]
+            return found, _far_from_gaussian(name, ratio - 1, MAX_CONDITIONAL_ERROR)
+    return found, ""
+
+
+def _far_from_gaussian(name: str, error: float, limit: float) -> str:
+    return (
+        f"the standard deviation of {name} is off by about {100 * error:.0f} % by EP's own estimate "
+        f"(limit {100 * limit:.0f} %), because the posterior is far from Gaussian"
+    )
+
+
+def _rows(columns: Sequence[Any], factors: Factors) -> NDArray[np.integer]:
+    """Return the numbers of the sites in some of the pieces of all sites."""
+    sites = np.arange(factors.n_sites)
+    return np.concatenate([sites[:0], *(sites[part] for part in columns)])
+
+
+def _interaction(pairs: Pairs | None) -> float:
     """Return the interaction of sites with several modes, which one Gaussian represents."""
-    pieces = factors.sites.pieces(None)
-    rows = [np.arange(factors.n_sites)[columns] for family, columns, _ in pieces if not family.log_concave]
-    if not rows:
+    if pairs is None or np.abs(pairs.kurtosis).max() <= MODES_KURTOSIS:
         return 0.0
-    found = second_order(given, given.sites, factors, np.concatenate(rows))
-    return found.size if found.kurtosis > MODES_KURTOSIS else 0.0
+    return second_order(pairs).size
 
 
 def _a_site_weighs_much(sites: EPSites) -> bool:

@@ -110,23 +110,35 @@ def _log_correction(sites: EPSites, factors: Factors, slope: Array, z: Array) ->
     block = max(1, BLOCK // len(z))
     for at in (usable[k : k + block] for k in range(0, len(usable), block)):
         variance = np.maximum(sites.variance[at] - slope[at] ** 2, 1e-10 * sites.variance[at])
-        s = sites.mean[at] + slope[at] * z[:, None]  # conditional means of sᵢ, (len(z), m)
-        # Divide by the Gaussian site: t̃ as a function of s about its mean under q.
-        tau = sites.tau[at]
-        pull = _site_slope(sites, factors, at)
-        shrink = 1 - tau * variance
-        centred = s - sites.mean[at]
-        cavity_variance = variance / shrink
-        cavity_mean = sites.mean[at] + (centred - pull * variance) / shrink
-        log_ratio = (0.5 * tau * centred**2 - pull * centred + 0.5 * pull**2 * variance) / shrink
-        flat = [np.broadcast_to(part, s.shape).ravel() for part in (cavity_mean, cavity_variance, s, variance)]
-        rows, level = np.tile(at, len(z)), np.tile(sites.level[at], len(z))
-        log_z = tilted_moments(factors.sites, flat[0], flat[1], flat[2], flat[3], level, rows=rows).log_z.reshape(
-            s.shape
-        )
-        terms = log_ratio + log_z
+        terms = log_expectations(sites, factors, at, slope[at] * z[:, None], variance, sites.level[at])
         total += np.where(np.isfinite(terms), terms, terms.min(initial=-700.0, where=np.isfinite(terms))).sum(axis=1)
     return total - total.max()
+
+
+@np.errstate(all="ignore")
+def log_expectations(
+    sites: EPSites,
+    factors: Factors,
+    at: NDArray[np.integer],
+    centred: Array,
+    variance: Array,
+    level: NDArray[np.int8],
+) -> Array:
+    """Return log E[tᵢ/t̃ᵢ] ``(k, m)``, each up to a constant, where sᵢ is normal; NaN where it is not found.
+
+    ``centred`` ``(k, m)`` are the means of sᵢ minus those under q, for the sites ``at`` ``(m,)``.
+    """
+    variance = np.broadcast_to(variance, centred.shape)
+    # Divide by the Gaussian site: t̃ as a function of s about its mean under q.
+    tau, pull = sites.tau[at], _site_slope(sites, factors, at)
+    shrink = np.where(1 - tau * variance > 0, 1 - tau * variance, np.nan)
+    cavity_mean = sites.mean[at] + (centred - pull * variance) / shrink
+    log_ratio = (0.5 * tau * centred**2 - pull * centred + 0.5 * pull**2 * variance) / shrink - 0.5 * np.log(shrink)
+    rows, levels = np.tile(at, len(centred)), np.tile(level, len(centred))
+    cavity = cavity_mean.ravel(), (variance / shrink).ravel()
+    guess = (sites.mean[at] + centred).ravel(), variance.ravel()
+    found = tilted_moments(factors.sites, *cavity, *guess, levels, rows=rows).log_z
+    return np.asarray(log_ratio + found.reshape(centred.shape))
 
 
 def _site_slope(sites: EPSites, factors: Factors, at: NDArray[np.integer]) -> Array:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_backends.approximations.ep.correction import sd_errors, second_order
+from ppl_backends.approximations.ep.correction import pairs_of, sd_errors, second_order
 from ppl_backends.approximations.ep.marginals import corrected_marginals, warn_if_large
 from ppl_backends.approximations.ep.shards import EPSites
 from ppl_backends.approximations.gaussian import GaussianApproximation
@@ -59,7 +59,9 @@ class EPApproximation(GaussianApproximation):
     diagnostics : dict
         ``sweeps``, ``change`` (relative, of the site parameters, in the last sweep), ``damping``, ``failed_sites``,
         and ``interaction`` of sites with several modes. If single sites have a large share in the precision of their
-        predictors, ``sd_error`` is the largest of :meth:`sd_errors`.
+        predictors, ``sd_error`` is the largest of :meth:`sd_errors`. If sites are not log-concave,
+        ``conditional_sd_error`` is that of a correction given one predictor or coordinate at a time, and ``share_error``
+        the largest correction of :meth:`component_shares`.
 
     Examples
     --------
@@ -105,7 +107,7 @@ class EPApproximation(GaussianApproximation):
 
         It uses the 1,000 sites whose tilted distributions are least Gaussian.
         """
-        return second_order(self, self.sites, self._needed_factors("the correction")).value
+        return second_order(pairs_of(self, self.sites, self._needed_factors("the correction"))).value
 
     def sd_errors(self) -> Array:
         """Return EP's estimate of its own error: exact standard deviations over EP's, minus one ``(dim,)``.

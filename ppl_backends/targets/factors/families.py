@@ -6,7 +6,7 @@ The closed forms are those of truncated, exponentially tilted or mixed normal di
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import erfcx, expit, gammaln, log_ndtr, logsumexp
@@ -306,6 +306,15 @@ class Laplace(SiteFamily):
         return TiltedMoments(log_z, y + centre, within + share * (1 - share) * (high - low) ** 2)
 
 
+class Components(NamedTuple):
+    """Normal components of tilted distributions: log normalisers ``(n,)``; shares, means and variances ``(n, k)``."""
+
+    log_z: Array
+    shares: Array
+    means: Array
+    variances: Array
+
+
 class NormalMixture(SiteFamily):
     """Σₖ wₖ N(s; μₖ, σₖ²), e.g. a spike and slab along a coordinate; closed-form moments; ``(k,)`` or ``(n, k)`` each.
 
@@ -349,19 +358,22 @@ class NormalMixture(SiteFamily):
         log_share = log_weights - 0.5 * ((mean[..., None] - means) ** 2 / spread + np.log(spread))
         return np.exp(log_share - logsumexp(log_share, axis=-1, keepdims=True))
 
-    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
-        if power != 1.0:
-            return None
+    def components(self, mean: Array, variance: Array, rows: Rows = None) -> Components:
+        """Return the components of the tilted distributions with cavities N(mean, variance)."""
         log_weights, means, sds = self._at(rows, "log_weights", "means", "sds")
         spread = variance[:, None] + sds**2
         log_z = log_weights - 0.5 * ((mean[:, None] - means) ** 2 / spread + np.log(spread) + LOG_2PI)
         total = logsumexp(log_z, axis=1)
-        share = np.exp(log_z - total[:, None])
-        gain = variance[:, None] / spread
-        centres = mean[:, None] + gain * (means - mean[:, None])
-        centre = (share * centres).sum(axis=1)
-        within = (share * variance[:, None] * sds**2 / spread).sum(axis=1)
-        return TiltedMoments(total, centre, within + (share * (centres - centre[:, None]) ** 2).sum(axis=1))
+        centres = mean[:, None] + variance[:, None] / spread * (means - mean[:, None])
+        return Components(total, np.exp(log_z - total[:, None]), centres, variance[:, None] * sds**2 / spread)
+
+    def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
+        if power != 1.0:
+            return None
+        log_z, shares, means, variances = self.components(mean, variance, rows)
+        centre = (shares * means).sum(axis=1)
+        within = (shares * variances).sum(axis=1)
+        return TiltedMoments(log_z, centre, within + (shares * (means - centre[:, None]) ** 2).sum(axis=1))
 
 
 class Normal(SiteFamily):

@@ -1,0 +1,96 @@
+"""EP's estimates of its own error where its Gaussian is wrong, against draws by augmentation and enumeration."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from ppl_backends.approximations.ep import Factors, Normal, NormalMixture, StudentT, fit_ep
+from ppl_backends.errors import ApproximationWarning
+
+
+def outliers_on_a_curve(seed, n):
+    """A Gaussian process at n points, observed with Cauchy noise of which two values are outliers."""
+    rng = np.random.default_rng(seed)
+    x = np.sort(rng.uniform(0, 1, n))
+    root = np.linalg.cholesky(np.exp(-0.5 * (np.subtract.outer(x, x) / 0.1) ** 2) + 1e-6 * np.eye(n))
+    y = root @ rng.normal(size=n) + 0.2 * rng.normal(size=n)
+    y[rng.choice(n, 2, replace=False)] += rng.choice([-1, 1], 2) * rng.uniform(1, 4, 2)
+    return root, y, Factors(root, 0.0, StudentT(y, 1.0, 0.2), 0.0, 1.0)
+
+
+def exact_sds(root, y, scale=0.2, chains=96, sweeps=600):
+    """Standard deviations of the predictors by Gibbs sampling, with a scale of each observation."""
+    rng, n = np.random.default_rng(0), len(root)
+    f, total, square = 1.5 * rng.normal(size=(chains, n)) @ root.T, np.zeros(n), np.zeros(n)
+    for sweep in range(sweeps):
+        precision = rng.gamma(1.0, 1.0, (chains, n)) / (0.5 * (1 + ((y - f) / scale) ** 2))
+        variance = scale**2 / precision
+        prior = rng.normal(size=(chains, n)) @ root.T
+        residual = y - prior - rng.normal(size=(chains, n)) * np.sqrt(variance)
+        kernel = root @ root.T
+        f = prior + np.linalg.solve(kernel + variance[:, :, None] * np.eye(n), residual[..., None])[..., 0] @ kernel
+        if sweep >= sweeps // 4:
+            total, square = total + f.mean(axis=0), square + (f**2).mean(axis=0)
+    kept = sweeps - sweeps // 4
+    return np.sqrt(square / kept - (total / kept) ** 2)
+
+
+@pytest.mark.parametrize("seed", [10, 44, 47])
+def test_standard_deviations_of_a_curve_with_outliers_are_flagged(seed):
+    """EP's sd of a predictor is wrong by a fifth and more. Draws of EP's Gaussian and second-order terms do not show it."""
+    root, y, factors = outliers_on_a_curve(seed, 24)
+    with pytest.warns(ApproximationWarning, match="standard deviation of .* is off by about .* by EP's own estimate"):
+        q = fit_ep(factors)
+    errors = exact_sds(root, y) / np.sqrt(np.einsum("nd,de,ne->n", root, q.cov, root)) - 1
+    worst = errors[np.argmax(np.abs(np.log1p(errors)))]
+    assert abs(worst) > 0.17
+    assert q.diagnostics["interaction"] < 0.05
+    assert 0.5 < q.diagnostics["conditional_sd_error"] / abs(worst) < 2
+
+
+def inclusion(seed, n=40, p=6, slab=3.0, spike=1e-3):
+    """A regression with correlated columns under spikes and slabs; the probabilities of inclusion by enumeration."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, p))
+    X = np.sqrt(0.6) * rng.normal(size=(n, 1)) + np.sqrt(0.4) * X
+    y = X @ np.r_[0.5, -0.4, np.zeros(p - 2)] + rng.normal(size=n)
+    models = np.array(list(product([0, 1], repeat=p)))
+    evidences = []
+    for model in models:
+        cov = np.eye(n) + X @ np.diag(np.where(model, slab**2, spike**2)) @ X.T
+        evidences.append(-0.5 * (np.linalg.slogdet(cov)[1] + y @ np.linalg.solve(cov, y)))
+    weights = np.exp(np.array(evidences) - max(evidences))
+    gram = X.T @ X
+    prior = NormalMixture([0.5, 0.5], [0.0, 0.0], [spike, slab], n=p)
+    return Factors(np.eye(p), 0.0, prior, np.linalg.solve(gram, X.T @ y), gram), weights @ models / weights.sum()
+
+
+def test_inclusion_probabilities_that_are_off_are_flagged():
+    factors, exact = inclusion(26)
+    with pytest.warns(
+        ApproximationWarning, match="probability of a component of a mixture, such as an inclusion, is off"
+    ):
+        q = fit_ep(factors)
+    error = np.abs(q.component_shares()[:, 1] - exact).max()
+    assert error > 0.04
+    assert q.diagnostics["interaction"] < 0.05
+    assert 0.4 < q.diagnostics["share_error"] / error < 2
+
+
+def test_inclusion_probabilities_that_are_right_are_not_flagged():
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(200, 4))
+    y = X @ [0.3, 0.1, 0.0, 0.0] + rng.normal(size=200)
+    prior = NormalMixture([0.5, 0.5], [0.0, 0.0], [1e-3, 1.0], n=4)
+    q = fit_ep(Factors([X, np.eye(4)], 0.0, [Normal(y, 1.0), prior], 0.0, 0.0))
+    assert q.diagnostics["share_error"] < 0.01
+
+
+def test_regressions_with_outliers_that_are_right_are_not_flagged():
+    """Errors of standard deviations are below 1 %: no site has a large share in the precision of its predictor."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(200, 4))
+    q = fit_ep(Factors(X, 0.0, StudentT(X @ np.ones(4) + rng.standard_cauchy(200), 1.0, 1.0), 0.0, 0.1))
+    assert q.converged
+    assert q.diagnostics["conditional_sd_error"] < 0.05
