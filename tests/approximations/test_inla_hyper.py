@@ -1,13 +1,14 @@
 """Nested Laplace approximations with hyper-parameters, against exact posteriors."""
 
 import pickle
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from scipy import sparse, stats
 from scipy.integrate import trapezoid
 from scipy.linalg import null_space
-from scipy.special import gammaln
+from scipy.special import gammaln, lambertw
 
 import ppl_backends as pb
 from ppl_backends.approximations.inla import latent
@@ -15,7 +16,7 @@ from ppl_backends.approximations.marginals import chosen
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets import FunctionTarget
-from ppl_backends.targets.factors import Normal, Poisson
+from ppl_backends.targets.factors import FunctionSites, Normal, Poisson
 
 RNG = np.random.default_rng(5)
 COUNTS = RNG.poisson(np.exp(1.0 + 0.7 * RNG.normal(size=14)))
@@ -341,3 +342,29 @@ def test_what_is_no_model_is_refused_in_one_line(fitted):
         pb.LatentGaussian(sparse.eye_array(14), None)
     with pytest.raises(ModelError, match=r"^quantile\(1.5\): probabilities are from 0 to 1"):
         fitted.quantile(1.5)
+
+
+@pytest.mark.filterwarnings("ignore::ppl_backends.errors.ApproximationWarning")
+def test_means_of_wide_sites_are_found_though_full_steps_swing():
+    precision = 1 / 36
+    q = pb.fit_inla(pb.LatentGaussian(sparse.csc_matrix([[precision]]), Poisson([0])), progressbar=False)
+    mode = -lambertw(1 / precision).real
+    variance = 1 / (precision + np.exp(mode))
+    assert np.exp(q.mean[0] + 0.5 * variance) == pytest.approx(-precision * q.mean[0], rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::ppl_backends.errors.ApproximationWarning")
+def test_a_walk_with_outliers_has_means_within_its_data_or_is_refused():
+    rng, n = np.random.default_rng(1), 60
+    walk = np.zeros(n)
+    for t in range(1, n):
+        walk[t] = 0.8 * walk[t - 1] + 0.5 * rng.standard_normal()
+    y = walk + 0.3 * rng.standard_t(3, size=n)
+    step = sparse.diags_array([-0.82, 1.0], offsets=[0, 1], shape=(n - 1, n))
+    start = sparse.diags_array(np.eye(n)[0])
+    for innovation, scale in ((0.6, 0.16), (0.54, 0.18)):
+        precision = sparse.csc_matrix(step.T @ step / innovation**2 + start)
+        sites = FunctionSites(lambda s, scale=scale: -2 * np.log1p((s - y) ** 2 / (3 * scale**2)), n)
+        with suppress(ModelError):
+            q = pb.fit_inla(pb.LatentGaussian(precision, sites), progressbar=False)
+            assert np.all(np.abs(q.mean) < np.abs(y).max())

@@ -29,6 +29,7 @@ from ppl_backends.targets.protocol import Array, Index
 
 GAIN = 1e-10  # expected gain of a step, in nats, below which the search for the mode stops
 ITERATIONS, HALVINGS, MEAN_STEPS = 60, 25, 30
+MEAN_GAIN = 0.02  # nats, below which the means are found: a step of a fifth of a standard deviation is left
 DENSE = 500  # coordinates, and twice as many sites, up to which all covariances are computed
 NODES, WEIGHTS = normal_rule(21)
 THIRD_STEP = 0.3  # standard deviations, for third derivatives at the mode
@@ -196,14 +197,28 @@ def _over(change: Array, width: Array) -> Array:
 
 
 def _means(given: LatentFactors, top: _Mode, v: Array) -> Array:
-    """Return the means, by steps with the curvature at the mode."""
-    mean = top.theta
+    """Return the means, by steps with the curvature at the mode that are halved where the expected gain grows.
+
+    Raises
+    ------
+    LinAlgError
+        If the steps do not come near to the means: a site is far from quadratic over the width of the Gaussian.
+    """
+    mean, step, last = top.theta, np.zeros_like(top.theta), np.inf
     for _ in range(MEAN_STEPS):
         first = WEIGHTS @ given.sites.derivatives(_spread(given.design @ mean + given.offset, v))[0]
-        step = top.precision.solve(given.design.T @ first - given.precision @ (mean - given.mean))
+        slope = given.design.T @ first - given.precision @ (mean - given.mean)
+        further = top.precision.solve(slope)
+        gain = 0.5 * float(slope @ further)
+        if gain <= last:
+            last, step = gain, further
+        else:
+            mean, step = mean - step, 0.5 * step
         mean = mean + step
         if np.abs(given.design @ step).max() < 1e-5 * np.sqrt(v.max()):
             break
+    if not last < MEAN_GAIN:
+        raise LinAlgError(f"the means of second order are not found (expected gain {last:.2g} nats)")
     return mean
 
 
