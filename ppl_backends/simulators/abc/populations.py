@@ -116,7 +116,8 @@ def run_populations(
         budget.spend(job.budget.used)
         if not runs:
             _check_tolerance(run.stage, ended)
-            target, reason, kernel = run.stage.epsilon, ended or "the tolerance asked for is reached", job.kernel_name
+            reached = "the tolerance is zero" if problem.epsilon is None else "the tolerance asked for is reached"
+            target, reason, kernel = run.stage.epsilon, ended or reached, job.kernel_name
             runs.append(run)
         elif ended:
             unfinished.append(ended)
