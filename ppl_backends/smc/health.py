@@ -157,22 +157,19 @@ def split_finished(
     reached = [run.stages[-1].beta for run in runs if not run.complete]
     why = "interrupted: " if interrupted else ""
     collapsed = [at for run in runs if not run.complete and (at := collapsed_at(run.x)) is not None]
-    if collapsed:
-        why = (
-            f"particles differ by little more than rounding in `{name_of(collapsed[0], names)}`, as if the likelihood had no "
-            "bound where a scale is zero (give the scale a prior that excludes zero, or use intervals for rounded data): "
+    if collapsed:  # the other chains may only have missed that point
+        return [run for run in runs if not run.complete], (
+            f"{why}particles differ by little more than rounding in `{name_of(collapsed[0], names)}`, as if the "
+            "likelihood had no bound where a scale is zero (give the scale a prior that excludes zero, or use "
+            "intervals for rounded data): "
+            f"{len(reached)} of {chains} chains stopped before beta = 1 (at {min(reached):.3g}), so there is no evidence"
         )
     if finished:
         left = f"{chains - len(finished)} of {chains} chains stopped before beta = 1 and are left out"
-        if collapsed:
-            return finished, f"{why}{left}"
         return finished, f"{why}{left}: accept fewer chains, or repeat the call (a checkpoint continues the run)"
-    said = (
+    return list(runs), (
         f"{why}all chains stopped before beta = 1 (at {min(reached):.3g}), so the draws are not of the posterior and there "
-        "is no evidence"
-    )
-    return list(runs), said + (
-        "" if collapsed else ": repeat the call with enough time (a checkpoint continues the run)"
+        "is no evidence: repeat the call with enough time (a checkpoint continues the run)"
     )
 
 

@@ -19,7 +19,8 @@ from ppl_backends.results.inference_data import group
 from ppl_backends.smc import sample
 from ppl_backends.smc.checkpoint import _TYPES
 from ppl_backends.smc.codec import unpack
-from ppl_backends.smc.records import SMCResult
+from ppl_backends.smc.health import split_finished
+from ppl_backends.smc.records import SMCResult, Stage
 from ppl_backends.targets import FunctionTarget
 from tests.toys import conjugate_gaussian
 
@@ -305,9 +306,24 @@ def equal_data(n=100, value=2.0):
 def test_particles_that_differ_by_rounding_end_the_run():
     options = {"draws": 100, "kernel": "random_walk", "random_seed": 1, "progressbar": False}
     with pytest.warns(
-        SamplerWarning, match=r"little more than rounding in `x\[0\]`.* all chains stopped before beta = 1"
+        SamplerWarning, match=r"little more than rounding in `x\[0\]`.* 1 of 1 chains stopped before beta = 1"
     ):
         idata = pb.sample_smc(equal_data(), chains=1, **options)
     posterior = group(idata, "posterior")
     assert not posterior.attrs["log_evidence_trusted"]
     assert not posterior.attrs["complete"]
+
+
+def test_a_chain_that_ends_at_one_point_takes_the_evidence_from_all():
+    """The chains that do not reach the point are no better."""
+
+    class Run:
+        def __init__(self, spread, ended):
+            self.x, self.complete = 2.0 + spread * np.random.default_rng(0).standard_normal((50, 1)), not ended
+            self.stages = [Stage(0.5 if ended else 1.0, 0.0, 50.0, 0.0, 0.0, 50, None, 0.0)]
+
+    whole, ended = Run(0.1, False), Run(1e-14, True)
+    kept, said = split_finished([whole, ended], 2, False, ["mu"])
+    assert kept == [ended]
+    assert "in `mu`" in said
+    assert "1 of 2 chains stopped before beta = 1 (at 0.5), so there is no evidence" in said
