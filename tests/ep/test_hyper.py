@@ -183,3 +183,16 @@ def test_impossible_data_are_named(likelihood, wrong, where):
         y[3] = wrong
     with pytest.raises(ModelError, match=f"density of observed variable 'y' is {where}"):
         pb.fit_ep(_regression(X, y, likelihood))
+
+
+def test_runs_end_if_most_of_them_do_not_converge():
+    """A lattice of runs of 200 sweeps, none of which converge, took minutes."""
+    from types import SimpleNamespace
+
+    from ppl_backends.approximations.ep.hyper import MOST_SWEEPS, _Posterior
+
+    failed = SimpleNamespace(converged=False, diagnostics={"sweeps": 200.0}, log_evidence=0.0)
+    factors = SimpleNamespace(at=lambda phi: None, log_hyper_prior=lambda phi: 0.0)
+    posterior = _Posterior(factors, lambda factors, start: failed)
+    found = [posterior.node(np.zeros(1)) is not None for _ in range(30)]
+    assert sum(found) == posterior.runs == MOST_SWEEPS // 200 + 1

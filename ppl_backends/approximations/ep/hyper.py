@@ -40,6 +40,7 @@ Fit = Callable[[Factors, EPApproximation | None], EPApproximation]
 
 SMALLEST_SHARE = 1e-6  # of the weights; nodes with less are left out of the mixture
 LARGEST_UNCONVERGED = 0.01  # share of the weights
+MOST_SWEEPS = 2000  # of runs that do not converge, after which no more are made if most do not
 
 
 class Node(NamedTuple):
@@ -115,9 +116,12 @@ class _Posterior:
     def __init__(self, factors: Any, fit: Fit) -> None:
         self._factors, self._fit = factors, fit
         self.runs, self.converged_only = 0, False
+        self._converged, self._lost_sweeps = 0, 0
 
     def node(self, phi: Array, start: EPApproximation | None = None) -> Node | None:
-        """Run EP at ``phi``, from the sites of a neighbour if one is given."""
+        """Run EP at ``phi``, from the sites of a neighbour if one is given; None also if most runs are in vain."""
+        if self._lost_sweeps > MOST_SWEEPS and 2 * self._converged < self.runs:
+            return None
         self.runs += 1
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -127,6 +131,8 @@ class _Posterior:
                 fit = self._fit(factors, start if same else None)
         except (ModelError, LinAlgError, FloatingPointError):
             return None
+        self._converged += fit.converged
+        self._lost_sweeps += 0 if fit.converged else int(fit.diagnostics["sweeps"])
         if self.converged_only and not fit.converged:
             return None
         value = fit.log_evidence + self._factors.log_hyper_prior(phi)
