@@ -189,6 +189,6 @@ def collapsed_at(x: Array) -> int | None:
     A likelihood without bound, such as that of equal data as their scale goes to zero, draws all particles to one point
     at powers of it that have no integral. Differences of log densities are rounding errors there, and a ladder has no end.
     """
-    spread = x.std(axis=0)
-    near = np.flatnonzero((spread > 0) & (spread < _FEWEST_APART * np.spacing(np.abs(x).max(axis=0))))
+    spread, largest = x.std(axis=0), np.abs(x).max(axis=0).astype(np.float64)  # x is boolean in a search of models
+    near = np.flatnonzero((spread > 0) & (spread < _FEWEST_APART * np.spacing(largest)))
     return int(near[0]) if len(near) else None

@@ -20,7 +20,7 @@ from ppl_backends.smc import sample
 from ppl_backends.smc.checkpoint import _TYPES
 from ppl_backends.smc.codec import unpack
 from ppl_backends.smc.health import split_finished
-from ppl_backends.smc.records import SMCResult, Stage
+from ppl_backends.smc.records import SMCResult, Stage, collapsed_at
 from ppl_backends.targets import FunctionTarget
 from tests.toys import conjugate_gaussian
 
@@ -327,3 +327,9 @@ def test_a_chain_that_ends_at_one_point_takes_the_evidence_from_all():
     assert kept == [ended]
     assert "in `mu`" in said
     assert "1 of 2 chains stopped before beta = 1 (at 0.5), so there is no evidence" in said
+
+
+def test_boolean_particles_do_not_differ_by_rounding():
+    bits = np.random.default_rng(0).random((200, 3)) < 0.5
+    assert collapsed_at(bits) is None
+    assert collapsed_at(1.0 + 1e-14 * bits) == 0
