@@ -8,6 +8,7 @@ from ppl_backends.numerics.arrays import Array, Index
 from ppl_backends.results.inference_data import ARVIZ_MAJOR
 
 LARGEST_RHAT = 1.05
+FEW_EFFECTIVE = 400  # effective draws, which give means a Monte Carlo error of a twentieth of the sd
 FEWEST_DRAWS = 20  # of a chain, below which its R̂ is not judged
 _BLOCKS = 20  # blocks of a chain, whose means show which coordinates move slowly
 

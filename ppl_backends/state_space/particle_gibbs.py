@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from concurrent.futures import Executor
 from typing import Any
 
+import numpy as np
+
+from ppl_backends.errors import SamplerWarning, user_level
 from ppl_backends.mcmc.sample import sample_mcmc
 from ppl_backends.options import array, checked, flag, integer, none
+from ppl_backends.results.convergence import FEW_EFFECTIVE, effective_draws
 from ppl_backends.results.inference_data import group, with_states
 from ppl_backends.steps.particle import ParticleGibbs
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.state_space.target import axis_of_rows
+
+_FEWEST_SHARE = 0.1  # of the draws of a short run, if that is less than FEW_EFFECTIVE
 
 
 @checked(tune=integer(0), n_particles=integer(2), covariance=none | array("a covariance matrix"), states=flag)
@@ -73,7 +80,8 @@ def sample_particle_gibbs(
     Warns
     -----
     SamplerWarning
-        If R̂ of a coordinate is above 1.05.
+        If R̂ of a coordinate is above 1.05, or the effective sample size of one is below 400 (or below a tenth of the
+        draws of a short run).
 
     Examples
     --------
@@ -103,6 +111,34 @@ def sample_particle_gibbs(
         random_seed=random_seed,
         progressbar=progressbar,
     )
+    warn_of_slow_chains(idata)
     if not states:
         return idata
     return with_states(idata, group(idata, "sample_stats")["states"].values, *axis_of_rows(target))
+
+
+def warn_of_slow_chains(idata: Any) -> None:
+    """Warn if a parameter has few effective draws, and add the text to attribute ``warnings`` of ``posterior``.
+
+    Parameters and states are drawn given each other. If they determine each other, chains visit a tail of a scale for
+    long stretches or not at all, and R̂ does not show it.
+    """
+    posterior = group(idata, "posterior")
+    chains, draws = posterior.sizes["chain"], posterior.sizes["draw"]
+    if posterior.attrs["warnings"] or not draws:
+        return
+    values = {
+        name: np.reshape(each.values, (chains, draws, -1)) for name, each in posterior.items() if name != "states"
+    }
+    worth = {name: float(effective_draws(x).min()) for name, x in values.items()}
+    slowest = min(worth, key=lambda name: worth[name])
+    if worth[slowest] >= min(FEW_EFFECTIVE, _FEWEST_SHARE * chains * draws):
+        return
+    more = int(np.ceil(draws * FEW_EFFECTIVE / worth[slowest]))
+    said = (
+        f"the effective sample size of {slowest} is {worth[slowest]:.0f} of {chains * draws} draws, so its tails may be "
+        f"missed: use about draws={more} for {FEW_EFFECTIVE} effective draws, or sample_pmmh, which moves parameters "
+        "without a path of states"
+    )
+    idata["posterior"].attrs["warnings"] = said
+    warnings.warn(f"particle Gibbs: {said}", SamplerWarning, stacklevel=user_level())

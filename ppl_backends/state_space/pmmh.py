@@ -15,14 +15,13 @@ from ppl_backends.kernels.particle.narrow import narrow_proposal
 from ppl_backends.kernels.particle.paths import replayed_paths
 from ppl_backends.mcmc.sample import sample_mcmc
 from ppl_backends.options import array, checked, choice, flag, integer, none, number
-from ppl_backends.results.convergence import effective_draws
+from ppl_backends.results.convergence import FEW_EFFECTIVE, effective_draws
 from ppl_backends.results.inference_data import flat_draws, group, with_states
 from ppl_backends.steps.particle import FILTERS, ParticleMetropolis
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.state_space.target import axis_of_rows
 
-_FEW = 400  # effective draws, which give means a Monte Carlo error of a twentieth of the sd
 _LONG_STAY = 50  # draws
 _NOISY = 20.0  # variance of log estimates above which the number of particles that is needed is not known
 
@@ -164,15 +163,15 @@ def warn_of_stuck_chains(idata: Any) -> None:
         return
     x = np.concatenate([np.reshape(each.values, (len(each), draws, -1)) for each in posterior.values()], axis=2)
     worth = float(effective_draws(x).min())
-    if not worth < _FEW:
+    if not worth < FEW_EFFECTIVE:
         return
-    more = int(np.ceil(draws * _FEW / worth))
+    more = int(np.ceil(draws * FEW_EFFECTIVE / worth))
     noisy, times = variance > _NOISY, int(np.ceil(max(2.0, variance)))
     better = "give the model a proposal= if it has none" if noisy else f"n_particles={grid(times * n)}"
     said = (
         f"the effective sample size is {worth:.0f}, because a chain stayed at one estimate for {stay} of {draws} draws (log "
-        f"estimates of {n} particles have variance {variance:.1f}): use about draws={more} for {_FEW} effective draws, or "
-        f"{better}"
+        f"estimates of {n} particles have variance {variance:.1f}): use about draws={more} for {FEW_EFFECTIVE} effective "
+        f"draws, or {better}"
     )
     _warn(idata, said)
 

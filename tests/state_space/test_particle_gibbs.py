@@ -1,16 +1,20 @@
 """Particle Gibbs: the exact posterior of parameter and states with four particles, and twins that are wrong."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import xarray as xr
+from scipy.signal import lfilter
 
 import ppl_backends as pb
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.kernels.particle.filters import filter_of
 from ppl_backends.kernels.particle.gibbs import ParticleGibbs, PathDensity
 from ppl_backends.kernels.streams import Generators
 from ppl_backends.results.inference_data import group
+from ppl_backends.state_space.particle_gibbs import warn_of_slow_chains
 from tests.state_space.toys import MODEL, NOISE, Series, Y, covariances, posterior, target
 from tests.statistics import assert_mean_is
 
@@ -120,7 +124,7 @@ def test_a_parameter_that_moves_given_a_stale_path_is_found_out(twin):
 
 def test_states_are_kept_on_request_and_renewed():
     made = target()
-    made.state_space.dims = ("week",)
+    made.state_space = replace(made.state_space, dims=("week",))
     idata = pb.sample_particle_gibbs(
         made, draws=60, tune=60, chains=2, states=True, random_seed=1, progressbar=False, initvals=np.full(1, MEAN)
     )
@@ -133,3 +137,20 @@ def test_a_model_without_densities_is_refused():
     bare = Series(target().rest, replace(MODEL, log_initial=None), Y)
     with pytest.raises(ModelError, match="log_initial="):
         pb.sample_particle_gibbs(bare, progressbar=False)
+
+
+@pytest.mark.parametrize(("correlation", "slow"), [(0.99, True), (0.9, False)])
+def test_few_effective_draws_of_a_parameter_are_named(correlation, slow):
+    # draws of an autoregression are worth (1 − φ)/(1 + φ) independent ones each: 80 or 842 of 16,000
+    noise = np.random.default_rng(1).standard_normal((8, 2000))
+    draws = lfilter([1], [1, -correlation], noise)
+    posterior = xr.Dataset({"sigma": (("chain", "draw"), draws), "mu": (("chain", "draw"), noise)})
+    idata = {"posterior": posterior.assign_attrs(warnings="")}
+    if slow:
+        with pytest.warns(SamplerWarning, match="the effective sample size of sigma is .* of 16000 draws"):
+            warn_of_slow_chains(idata)
+        worth = float(re.search(r"of sigma is (\d+)", idata["posterior"].attrs["warnings"])[1])
+        assert 40 < worth < 160
+    else:
+        warn_of_slow_chains(idata)
+        assert not idata["posterior"].attrs["warnings"]

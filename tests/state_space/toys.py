@@ -1,13 +1,12 @@
 """A series whose posterior, evidence and states are known: y_t ~ N(μ + x_t, 0.5²), x an AR(1), μ ~ N(0, 1)."""
 
-from types import SimpleNamespace
-
 import jax.numpy as jnp
 import numpy as np
 
 from ppl_backends.targets.function import FunctionTarget
 from ppl_backends.targets.protocol import BaseTarget
 from ppl_backends.targets.state_space.model import StateSpaceModel
+from ppl_backends.targets.state_space.target import StateSpaceData
 from ppl_backends.targets.wrapped import WrappedTarget
 
 COEFFICIENT, NOISE, ROWS = 0.8, 0.5, 12
@@ -74,7 +73,7 @@ class Series(WrappedTarget):
         super().__init__(rest)
         self.rest = rest
         rows = {"name": "y", "y": y, "dims": ("time",), "covariates": {}}
-        self.state_space = SimpleNamespace(model=model, parameters_at=self._parameters_at, **rows)
+        self.state_space = StateSpaceData(model=model, parameters_at=self._parameters_at, **rows)
 
     def _parameters_at(self, x):
         return {"mu": x[:, 0]}
