@@ -24,6 +24,7 @@ POINTS, MODELS, FEWEST_MODELS = 512, 64, 8
 LONG = 0.5  # seconds
 LARGEST_CHANGE, LARGEST_SHIFT = 0.05, 0.5  # of an inclusion, and of the log evidence
 LARGEST_UNCONVERGED = 0.01  # probability of models whose evidence did not converge
+MODES_SOUGHT = 64  # most probable models whose other modes are sought
 NOISES = 2.0  # standard errors that are added to these
 
 
@@ -97,6 +98,31 @@ def certify_convergence(space: ModelSpace, evidence: Evidence, models: Listed) -
         f"{evidence.name.upper()} did not converge for {unconverged.sum()} of {len(unconverged)} models, which have "
         f"{100 * share:.3g} % of the probability, the first with {_described(first, space)}: use {instead}",
         figures,
+    )
+
+
+def certify_modes(space: ModelSpace, evidence: Evidence, models: Listed) -> Certificate:
+    """Return how much probability other modes of the most probable models move; a large one is a fault.
+
+    A model whose evidence misses the mode with most of its mass is improbable, so that its share in the sum of the
+    corrected probabilities counts.
+    """
+    best = np.argsort(-models.probability, kind="stable")[:MODES_SOUGHT]
+    gain = evidence.gain_of_other_modes(space.columns(models.bits[best]))
+    if not (gain > 0).any():
+        return Certificate("", {})
+    p = models.probability[best]
+    corrected = p * np.exp(gain)
+    moved = float(0.5 * np.abs(corrected / corrected.sum() - p / p.sum()).sum())
+    shift = float(np.log(corrected.sum() / p.sum()))
+    if moved <= LARGEST_CHANGE and shift <= LARGEST_SHIFT:
+        return Certificate("", {"other_modes_move": moved})
+    first = models.bits[best[np.argmax(gain)]]
+    return Certificate(
+        f"{evidence.name.upper()} misses modes of {(gain > 0).sum()} of {len(best)} models, the largest with "
+        f"{_described(first, space)}, which move {100 * moved:.3g} % of the probability and {shift:.2g} nats of the log "
+        "evidence: use sample_smc and compare_evidence",
+        {"other_modes_move": moved},
     )
 
 

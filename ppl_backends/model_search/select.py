@@ -18,6 +18,7 @@ from ppl_backends.model_search.certificate import (
     Certificate,
     certify_convergence,
     certify_evidence,
+    certify_modes,
 )
 from ppl_backends.model_search.enumeration import Enumerated, enumerate_models
 from ppl_backends.model_search.evidences.base import Evidence
@@ -210,6 +211,7 @@ def select_variables(
             f"select_variables: {attrs['warnings']}: increase {more}", SamplerWarning, stacklevel=user_level()
         )
     attrs |= _certified(attrs, certify_convergence(space, chosen, found.models))
+    attrs |= _certified(attrs, certify_modes(space, chosen, found.models))
     attrs |= _certified(attrs, certify_evidence(form, space, chosen, np.concatenate(found.bits)))
     return search_inference_data(
         form,

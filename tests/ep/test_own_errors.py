@@ -1,9 +1,12 @@
 """EP's estimates of its own error where its Gaussian is wrong, against draws by augmentation and enumeration."""
 
+import warnings
 from itertools import product
 
 import numpy as np
 import pytest
+from scipy import stats
+from scipy.special import logsumexp
 
 from ppl_backends.approximations.ep import Factors, Normal, NormalMixture, StudentT, fit_ep
 from ppl_backends.errors import ApproximationWarning
@@ -94,3 +97,25 @@ def test_regressions_with_outliers_that_are_right_are_not_flagged():
     q = fit_ep(Factors(X, 0.0, StudentT(X @ np.ones(4) + rng.standard_cauchy(200), 1.0, 1.0), 0.0, 0.1))
     assert q.converged
     assert q.diagnostics["conditional_sd_error"] < 0.05
+
+
+def two_slopes(seed, n=24):
+    """Observations of two slopes, 6 and -6, by a regression with heavy tails: two modes far apart."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n, 1))
+    y = x[:, 0] * np.where(rng.random(n) < 0.5, 6, -6) + 0.1 * rng.standard_normal(n)
+    return x, y
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_mode_that_ep_misses_is_named(seed):
+    x, y = two_slopes(seed)
+    grid = np.linspace(-15, 15, 60_001)
+    log_joint = stats.norm.logpdf(grid, 0, 5) + stats.t.logpdf(y - grid[:, None] * x[:, 0], 1.5, scale=0.2).sum(axis=1)
+    exact = logsumexp(log_joint) + np.log(grid[1] - grid[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ApproximationWarning)
+        q = fit_ep(Factors(x, 0.0, StudentT(y, 1.5, 0.2), 0.0, 1 / 25))
+    off = abs(q.log_evidence - exact)
+    assert off < 0.1 or q.trouble
+    assert off > 0.1 or not q.trouble

@@ -193,3 +193,16 @@ def test_models_whose_ep_did_not_converge_are_counted_and_not_trusted():
     assert attrs["unconverged_probability"] > 0.01
     assert not attrs["log_evidence_trusted"]
     assert "did not converge" in attrs["warnings"]
+
+
+def test_modes_that_ep_misses_are_not_trusted():
+    """The mode with 98 % of the mass of two models is far from the mode at which EP converges."""
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((24, 2))
+    y = X[:, 0] * np.where(rng.random(24) < 0.5, 6, -6) + 0.1 * rng.standard_normal(24)
+    with pm.Model():
+        beta = pm.Normal("b", 0, 5, shape=2)
+        pm.StudentT("y", nu=1.5, mu=X @ beta, sigma=0.2, observed=y)
+        with pytest.warns(SamplerWarning, match=r"EP misses modes of \d of 4 models, .* nats of the log evidence"):
+            attrs = select(select={"b": True}, evidence="ep", draws=100).posterior.attrs
+    assert not attrs["log_evidence_trusted"]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE, share_of_another_mode
 from ppl_backends.approximations.ep.conditional import plain, share_errors, worst_sd_ratio
 from ppl_backends.approximations.ep.correction import Pairs, pairs_of, second_order
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
@@ -409,6 +410,11 @@ def _own_errors(given: EPApproximation, factors: Factors) -> tuple[dict[str, flo
         if found["conditional_sd_error"] > MAX_CONDITIONAL_ERROR:
             name = f"the predictor of site {site}" if coordinate is None else given.names[coordinate]
             return found, _far_from_gaussian(name, ratio - 1, MAX_CONDITIONAL_ERROR)
+    if len(several) and "share_error" not in found:  # spikes are modes that a Gaussian covers
+        found["other_mode_share"] = share_of_another_mode(FactorsTarget(factors), given)
+        if found["other_mode_share"] > NEGLIGIBLE_SHARE:
+            share = found["other_mode_share"]
+            return found, f"there is another mode, where a Gaussian has {share:.0%} of the mass of both"
     return found, ""
 
 

@@ -53,6 +53,10 @@ class Evidence:
         """Return for which models ``(n, p)`` the iteration that gives the evidence did not converge."""
         return np.zeros(len(columns), dtype=bool)
 
+    def gain_of_other_modes(self, columns: Bits) -> Array:
+        """Return what another mode that a search finds adds to the log evidence of models ``(n, p)``."""
+        return np.zeros(len(columns))
+
     def coefficients(self, columns: Bits, n: int, rng: np.random.Generator) -> dict[str, Array]:
         """Return ``n`` draws of the parameters of one model ``(p,)``: ``coefficients`` ``(n, p)``, and others."""
         raise NotImplementedError

@@ -8,14 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cholesky, solve_triangular
 
+from ppl_backends.approximations.elsewhere import share_of_another_mode
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
 from ppl_backends.approximations.ep.parallel import EPRun, Options, run_parallel
 from ppl_backends.approximations.ep.shards import SiteState
+from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.laplace import LaplaceEvidence
 from ppl_backends.model_search.space import Bits
 from ppl_backends.model_search.switched import Switched
 from ppl_backends.targets.factors import Factors
+from ppl_backends.targets.factors.factorisation import FactorsTarget
 from ppl_backends.targets.protocol import Array
 
 # The evidence is stationary at a fixed point of EP: the remaining change enters squared.
@@ -42,6 +45,20 @@ class EPEvidence(Evidence):
     def unconverged(self, columns: Bits) -> NDArray[np.bool_]:
         self(columns, np.random.default_rng(0))  # models that another process evaluated are not known here
         return np.array([np.packbits(row).tobytes() in self._unconverged for row in columns])
+
+    def gain_of_other_modes(self, columns: Bits) -> Array:
+        # Other evidences are checked by points of a compiled likelihood.
+        if self.compiled is not None or self.regression.factors.log_concave:
+            return np.zeros(len(columns))
+        return np.array([self._gain(row) for row in columns])
+
+    def _gain(self, columns: Bits) -> float:
+        if not columns.any():
+            return 0.0
+        mean, factor = self.fit(columns)
+        q = GaussianApproximation(mean, precision=factor @ factor.T, log_evidence=self._one(columns))
+        share = share_of_another_mode(FactorsTarget(self.regression.take(columns)), q)
+        return 0.0 if np.isnan(share) else float(-np.log1p(-min(share, 1 - 1e-15)))
 
     def _run(self, columns: Bits) -> tuple[Any, EPRun, Any]:
         factors = self.regression.take(columns)
