@@ -184,6 +184,18 @@ def test_a_wrong_compiled_hessian_is_found_and_replaced():
     np.testing.assert_allclose(wrong.hessian(x), expected, rtol=1e-6)  # and no second warning
 
 
+def test_a_hessian_that_is_wrong_at_a_single_point_is_kept(recwarn):
+    with pm.Model() as model:  # PyMC's beta density has a derivative of zero in α at α = 1
+        k = pm.Pareto("k", 1.5, 1.0)
+        pm.Beta("theta", 0.5 * k, 0.5 * k, shape=3)
+    target, x = pb.as_target(model), np.random.default_rng(7).normal(size=(1, 4))
+    target.hessian(np.zeros((1, 4)))  # α = 1
+    assert not [str(w.message) for w in recwarn if w.category is BackendWarning]
+    assert target._compiled.compiles_hessian("joint")
+    differences = super(type(target), target).hessian(x)
+    np.testing.assert_allclose(target.hessian(x), differences, rtol=1e-5, atol=1e-5)
+
+
 def test_wrong_gradients_are_refused():
     x = np.random.default_rng(6).normal(size=(1, 3))
 

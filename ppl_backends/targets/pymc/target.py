@@ -201,8 +201,15 @@ class PyMCTarget(BaseTarget):
         if self._one_shape or compiled.function("gradient").backend != "jax" or not compiled.compiles_hessian(part):
             return super().hessian(x, part)
         x = as_points(x, self.dim)
-        [hessian] = self._call(f"hessian of the {part}", x)
-        if not compiled.check_hessian(part, x, hessian, lambda x: gradient_of(self.evaluate(x, True), part)):
+
+        def by_jax(x: Array) -> Array:
+            return self._call(f"hessian of the {part}", x)[0]
+
+        def gradient(x: Array) -> Array:
+            return gradient_of(self.evaluate(x, True), part)
+
+        hessian = by_jax(x)
+        if not compiled.check_hessian(part, x, hessian, by_jax, gradient):
             return super().hessian(x, part)
         return 0.5 * (hessian + np.swapaxes(hessian, 1, 2))
 
