@@ -190,5 +190,6 @@ def collapsed_at(x: Array) -> int | None:
     at powers of it that have no integral. Differences of log densities are rounding errors there, and a ladder has no end.
     """
     spread, largest = x.std(axis=0), np.abs(x).max(axis=0).astype(np.float64)  # x is boolean in a search of models
-    near = np.flatnonzero((spread > 0) & (spread < _FEWEST_APART * np.spacing(largest)))
+    copies = (x == x[0]).all(axis=0)  # their standard deviation may be above zero by rounding
+    near = np.flatnonzero(~copies & (spread < _FEWEST_APART * np.spacing(largest)))
     return int(near[0]) if len(near) else None

@@ -10,7 +10,7 @@ import numpy as np
 from ppl_backends.approximations.ep.parallel import Sites
 from ppl_backends.errors import ModelError
 from ppl_backends.parallel import map_independent
-from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
+from ppl_backends.targets.factors.design import Design, as_design
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, sanitize
 
 
@@ -20,24 +20,26 @@ class _Task(NamedTuple):
     shard: Any
     x: Array
 
-    @property
-    def rows(self) -> FactorsTarget:
-        """Return the shard's rows under a flat prior."""
+    def load(self) -> tuple[Design, Any, Array]:
+        """Return the shard's design, its sites, and the predictors ``(n, rows)``."""
         design, offset, sites = self.shard.load()
-        return FactorsTarget(Factors(design, offset, sites, 0.0, 0.0))
+        design = as_design(design)
+        return design, sites, np.stack([design @ theta for theta in self.x]) + offset
 
 
 def _values(task: _Task) -> Array:
-    return task.rows.evaluate(task.x).log_likelihood
+    _, sites, s = task.load()
+    return np.asarray(sites.log_site(s).sum(axis=1))
 
 
-def _slopes(task: _Task) -> tuple[Array, Array | None]:
-    found = task.rows.evaluate(task.x, gradient=True)
-    return found.log_likelihood, found.log_likelihood_gradient
+def _slopes(task: _Task) -> tuple[Array, Array]:
+    design, sites, s = task.load()
+    return sites.log_site(s).sum(axis=1), np.stack([design.T @ row for row in sites.derivatives(s)[0]])
 
 
 def _hessians(task: _Task) -> Array:
-    return task.rows.hessian(task.x, "likelihood")
+    design, sites, s = task.load()
+    return np.stack([design.gram(row) for row in sites.derivatives(s)[1]])
 
 
 class ShardedTarget(BaseTarget):
