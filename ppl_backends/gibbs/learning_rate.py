@@ -227,7 +227,7 @@ def choose_prior_scale(
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(40, 2))
     >>> y = np.sign(X @ [1.0, -1.0] + 0.5 * rng.normal(size=40))
-    >>> posterior = GibbsPosterior((0.0, 1.0), "auc", X, y, learning_rate=40.0)
+    >>> posterior = GibbsPosterior((0.0, 1.0), "auc", X, y, learning_rate=10.0)
     >>> choose_prior_scale(posterior, [0.01, 1.0]).scale
     0.01
     """
