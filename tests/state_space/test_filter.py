@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.targets.state_space.filter import Filter, draw_seeds
+from ppl_backends.targets.state_space.filter import METHODS, Filter, draw_seeds
 from tests.state_space.models import LG_POINT, LINEAR, data, kalman, repeated
 from tests.statistics import t_bound
 
@@ -29,7 +29,7 @@ def assert_unbiased(values):
     assert abs(values.mean() - 1) < t_bound(len(values) - 1) * error, (values.mean(), error)
 
 
-@pytest.mark.parametrize("method", ["bootstrap", "guided", "auxiliary", "sqmc"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("y", [Y, WITH_GAPS, Y[:1]], ids=["complete", "missing rows", "one row"])
 def test_the_likelihood_is_unbiased(method, y):
     assert_unbiased(ratios(y, 16, method=method))
@@ -37,8 +37,9 @@ def test_the_likelihood_is_unbiased(method, y):
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("n_x", [1, 16])
-def test_the_likelihood_is_unbiased_at_every_threshold(threshold, n_x):
-    assert_unbiased(ratios(Y[:3], n_x, resample_below=threshold))
+@pytest.mark.parametrize("method", ["bootstrap", *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS[1:])])
+def test_the_likelihood_is_unbiased_at_every_threshold(method, threshold, n_x):
+    assert_unbiased(ratios(Y[:3], n_x, method=method, resample_below=threshold))
 
 
 @pytest.mark.parametrize(
