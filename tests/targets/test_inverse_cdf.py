@@ -4,6 +4,8 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from scipy import stats
+from scipy.special import log_ndtr
 from scipy.stats import ks_2samp, kstest, norm
 
 from ppl_backends.errors import PriorSamplingError
@@ -157,3 +159,62 @@ def test_functions_may_bring_their_own():
     x = target.prior_from_uniform(np.random.default_rng(1).random((2000, 2)))
     assert kstest(x[:, 0], "norm").pvalue > FALSE_FAILURE
     assert FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x)).n_uniforms is None
+
+
+TAILS = {  # in which the distribution function of the other side has lost its digits
+    "normal": (pm.Normal.dist(0, 1), stats.norm(), 8.0, np.inf),
+    "gamma": (pm.Gamma.dist(2, 1), stats.gamma(2), 45.0, np.inf),
+    "gamma between": (pm.Gamma.dist(2, 1), stats.gamma(2), 45.0, 46.0),
+    "exponential": (pm.Exponential.dist(1), stats.expon(), 50.0, np.inf),
+    "exponential left": (pm.Exponential.dist(1), stats.expon(), 0.0, 1e-12),
+    "student": (pm.StudentT.dist(nu=8, mu=1, sigma=2), stats.t(8, 1, 2), 1e3, np.inf),
+    "student left": (pm.StudentT.dist(nu=8, mu=1, sigma=2), stats.t(8, 1, 2), -np.inf, -1e3),
+    "laplace": (pm.Laplace.dist(1, 2), stats.laplace(1, 2), 100.0, np.inf),
+    "logistic": (pm.Logistic.dist(1, 2), stats.logistic(1, 2), 100.0, np.inf),
+    "cauchy": (pm.Cauchy.dist(1, 2), stats.cauchy(1, 2), 1e17, np.inf),
+    "cauchy left": (pm.Cauchy.dist(1, 2), stats.cauchy(1, 2), -np.inf, -1e17),
+    "half normal": (pm.HalfNormal.dist(2), stats.halfnorm(0, 2), 20.0, np.inf),
+    "half cauchy": (pm.HalfCauchy.dist(2), stats.halfcauchy(0, 2), 1e17, np.inf),
+    "weibull": (pm.Weibull.dist(1.5, 2), stats.weibull_min(1.5, scale=2), 30.0, np.inf),
+    "log normal": (pm.LogNormal.dist(0.5, 0.7), stats.lognorm(0.7, scale=np.exp(0.5)), 1e4, np.inf),
+    "beta": (pm.Beta.dist(2, 9), stats.beta(2, 9), 0.99, 1.0),
+    "gumbel": (pm.Gumbel.dist(1, 2), stats.gumbel_r(1, 2), 80.0, np.inf),
+    "pareto": (pm.Pareto.dist(2.5, 1), stats.pareto(2.5), 1e8, np.inf),
+    "inverse gamma": (pm.InverseGamma.dist(3, 0.5), stats.invgamma(3, scale=0.5), 1e7, np.inf),
+    "inverse gamma left": (pm.InverseGamma.dist(3, 0.5), stats.invgamma(3, scale=0.5), 0.0, 0.01),
+}
+LEVELS = np.array([0.001, 0.1, 0.5, 0.9, 0.999])
+
+
+def truncated_draws(base, lower, upper):
+    target = target_of(lambda: pm.Truncated("x", base, lower=lower, upper=upper))
+    return target.constrain(target.prior_from_uniform(LEVELS[:, None]))["x"]
+
+
+@pytest.mark.filterwarnings("ignore:RandomVariables .* were found in the derived graph")  # PyMC's own, of InverseGamma
+@pytest.mark.parametrize("name", TAILS)
+def test_truncated_tails_keep_their_digits(name):
+    base, truth, lower, upper = TAILS[name]
+    x = truncated_draws(base, lower, upper)
+    mass = truth.sf if truth.cdf(lower) > 0.5 else truth.cdf
+    np.testing.assert_allclose((mass(x) - mass(lower)) / (mass(upper) - mass(lower)), LEVELS, atol=1e-8)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_normal_tail_whose_mass_is_no_floating_point_number(sign):
+    bounds = (1 + 80.0, np.inf) if sign > 0 else (-np.inf, 1 - 80.0)
+    z = sign * (truncated_draws(pm.Normal.dist(1, 2), *bounds) - 1) / 2
+    below = -np.expm1(log_ndtr(-z) - log_ndtr(-40.0))
+    np.testing.assert_allclose(below, LEVELS if sign > 0 else 1 - LEVELS, atol=1e-9)
+
+
+def test_the_lower_bound_of_a_discrete_distribution_is_drawn():
+    x = target_of(
+        lambda: pm.Truncated("x", pm.Geometric.dist(0.3), lower=3, default_transform=None)
+    ).prior_from_uniform(LEVELS[:, None])
+    np.testing.assert_array_equal(x[:, 0], stats.geom.ppf(LEVELS, 0.3) + 2)
+
+
+def test_a_tail_without_a_survival_function_is_refused():
+    with pytest.raises(PriorSamplingError, match="100 % of the points have no draw of the prior"):
+        truncated_draws(pm.Moyal.dist(1, 2), 200.0, np.inf)

@@ -15,7 +15,7 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from pymc.distributions.truncated import TruncatedRV
-from pymc.logprob.abstract import _icdf, _logcdf
+from pymc.logprob.abstract import _icdf
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
@@ -45,6 +45,7 @@ from ppl_backends.targets.pymc.graph import (
 from ppl_backends.targets.pymc.masses import exchangeable_and_ordered, has_default_transform
 from ppl_backends.targets.pymc.priors import inline_composite, merged, prior_replacements, refuse_improper
 from ppl_backends.targets.pymc.rewrites import replace_checks
+from ppl_backends.targets.pymc.survival import truncated_normal_quantile, truncated_quantile
 
 __all__ = ["PriorFromUniform"]
 
@@ -107,9 +108,17 @@ class PriorFromUniform:
         """Return the draws ``(n, dim)`` at the points ``u`` ``(n, n_uniforms)``."""
         u = inside_cube(u)
         if self._many is not None:
-            return np.asarray(self._many(u))
-        assert self._one is not None
-        return np.stack([self._one(row) for row in u])
+            draws = np.asarray(self._many(u))
+        else:
+            assert self._one is not None
+            draws = np.stack([self._one(row) for row in u])
+        if np.isnan(draws).any():
+            share = 100 * np.isnan(draws).any(axis=1).mean()
+            raise PriorSamplingError(
+                f"{share:.3g} % of the points have no draw of the prior: a distribution may be truncated where its "
+                "distribution function has no digits left; move the bounds, or use qmc=False"
+            )
+        return draws
 
 
 def _refuse_restricted(model: pm.Model, rv: Variable) -> None:
@@ -186,7 +195,7 @@ def _inverse(node: Apply) -> Inverse | None:
         if isinstance(op, kind):
             return lambda u, inputs, shape: inverse(u, _parameters(node, inputs), shape)
     if isinstance(op, TruncatedRV) and _has_icdf(op.base_rv_op):
-        return lambda u, inputs, shape: _truncated(op.base_rv_op, u, inputs)
+        return lambda u, inputs, shape: truncated_quantile(op.base_rv_op, u, inputs)
     if not _has_icdf(op):
         return None
     return lambda u, inputs, shape: _icdf(op, u, *inputs)
@@ -194,13 +203,6 @@ def _inverse(node: Apply) -> Inverse | None:
 
 def _has_icdf(op: Op) -> bool:
     return _icdf.dispatch(type(op)) is not _icdf.dispatch(object)
-
-
-def _truncated(base: Op, u: Variable, inputs: Sequence[Variable]) -> Variable:
-    """Return the quantile between the values of the distribution function at both ends."""
-    *own, lower, upper = inputs
-    low, high = (pt.exp(_logcdf(base, end, *own)) for end in (lower, upper))
-    return pt.clip(_icdf(base, low + u * (high - low), *own), lower, upper)
 
 
 def _parameters(node: Apply, inputs: Sequence[Variable]) -> list[Variable]:
@@ -236,15 +238,7 @@ def _sticks(share: Variable) -> Variable:
 
 
 def _truncated_normal(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
-    """Return the quantile between both ends, computed in the left tail, where the distribution function loses no digits."""
-    mean, sd, lower, upper = parameters
-    a, b = (lower - mean) / sd, (upper - mean) / sd
-    flip = a + b > 0
-    low, high = pt.switch(flip, -b, a), pt.switch(flip, -a, b)
-    share = pt.switch(flip, 1 - u, u)
-    z = _quantile(_normal_cdf(low) + share * (_normal_cdf(high) - _normal_cdf(low)))
-    z = pt.clip(z, low, high)
-    return mean + sd * pt.switch(flip, -z, z)
+    return truncated_normal_quantile(u, *parameters)
 
 
 def _bernoulli(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
@@ -258,10 +252,6 @@ def _categorical(u: Variable, parameters: Sequence[Variable], shape: tuple[int, 
 
 def _quantile(u: Variable) -> Variable:
     return -np.sqrt(2.0) * pt.erfcinv(2 * u)
-
-
-def _normal_cdf(z: Variable) -> Variable:
-    return 0.5 * pt.erfc(-z / np.sqrt(2.0))
 
 
 _OWN: dict[type, Callable[[Variable, Sequence[Variable], tuple[int, ...]], Variable]] = {
