@@ -69,8 +69,24 @@ def nearest_start(target: BaseTarget, approximation: Any, rng: np.random.Generat
     found = resolve_start(target, approximation, random_seed=rng)
     if not isinstance(approximation, str):
         return found
-    nearer = variational_if_nearer(target, found, rng) if approximation == "auto" else found
-    instead = "" if nearer is found else "; points come from variational inference instead"
+    return _nearer_or_warn(target, found, rng if approximation == "auto" else None, "points come")
+
+
+def nearest_gaussian(target: BaseTarget, approximation: Any) -> Any:
+    """Return the approximation that calibrates a kernel; warn if it is poor.
+
+    For ``"laplace"`` and ``"auto"`` it is the variational approximation if Laplace's is poor and farther from the posterior.
+    """
+    if not isinstance(approximation, str) or approximation not in ("auto", "laplace"):
+        return resolve_approximation(target, approximation)
+    found = _fit(target, approximation, None, "approximation")
+    return _nearer_or_warn(target, found, np.random.default_rng(0), "starts and scales come")
+
+
+def _nearer_or_warn(target: BaseTarget, found: Any, rng: np.random.Generator | None, what: str) -> Any:
+    """Return the variational approximation if it is nearer and ``rng`` is given; warn if the approximation is poor."""
+    nearer = found if rng is None else variational_if_nearer(target, found, rng)
+    instead = "" if nearer is found else f"; {what} from variational inference instead"
     warn_if_poor(target, found, "approximation", instead)
     return nearer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ppl_backends.approximations.resolve import resolve_approximation
+from ppl_backends.approximations.resolve import nearest_gaussian
 from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.kernels.calibrated import calibrated, independence_sampler
 from ppl_backends.kernels.hmc import Hmc
@@ -21,8 +21,8 @@ METRIC = choice("diagonal", "dense", None)
 
 
 def approximation_of(target: BaseTarget, approximation: Any) -> Any:
-    """Return the approximation asked for, of the full target."""
-    return resolve_approximation(target.full, approximation)
+    """Return the approximation asked for, of the full target, or a nearer one where Laplace's is poor."""
+    return nearest_gaussian(target.full, approximation)
 
 
 class RandomWalk(Step):

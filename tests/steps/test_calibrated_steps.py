@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import ppl_backends as pb
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.results.inference_data import group
 from tests.toys import conjugate_gaussian, gamma_poisson
 
@@ -197,3 +197,16 @@ def test_wrong_use_is_explained(line):
     q = pb.GaussianApproximation(np.zeros(3), np.eye(3))
     with pytest.raises(ModelError, match="has 3 coordinates"):
         pb.sample_mcmc(target, step=pb.steps.SubsampledMetropolis(approximation=q), draws=2)
+
+
+def test_hmc_does_not_start_where_the_joint_density_has_no_bound():
+    """A climb ends at k → ∞ where all shares are equal, and chains that started there never moved."""
+    with pm.Model() as model:
+        mu, k = pm.Beta("mu", 1.0, 1.0), pm.Pareto("k", 1.5, 1.0)
+        theta = pm.Beta("theta", mu * k, (1 - mu) * k, shape=4)
+        pm.Binomial("y", 8, theta, observed=[0, 1, 4, 2])
+    with pytest.warns(ApproximationWarning, match="starts and scales come from variational inference instead"):
+        idata = pb.sample_mcmc(model, draws=300, tune=300, chains=2, random_seed=1, progressbar=False)
+    x = idata.posterior["mu"].values
+    assert np.ptp(x, axis=1).min() > 0.1
+    assert abs(x.mean() - 0.2965) < 0.05  # by quadrature; its sd is 0.124
