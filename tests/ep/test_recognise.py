@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.special import gammaln
+from scipy.special import gammaln, xlogy
 
 from ppl_backends.targets.factors import NegativeBinomial, NormalMixture
 from ppl_backends.targets.factors.recognise import recognise
@@ -38,6 +38,35 @@ def test_negative_binomial_counts_with_exposures(alpha):
     np.testing.assert_allclose(found.family.y, Y, atol=1e-9)
     np.testing.assert_allclose(found.family.alpha, alpha, rtol=1e-9)
     np.testing.assert_allclose(found.shift, EXPOSURE, atol=1e-9)
+
+
+def with_complement(mean, alpha):
+    """Return log densities of the counts as PyMC computes them: 1 − p is zero far on the left, and NaN far on the right."""
+
+    def log_site(s):
+        with np.errstate(all="ignore"):
+            p = alpha / (mean(s) + alpha)
+            return gammaln(Y + alpha) - gammaln(alpha) - gammaln(Y + 1) + xlogy(alpha, p) + xlogy(Y, 1 - p)
+
+    return log_site
+
+
+@pytest.mark.parametrize("alpha", [0.3, 2.5, 80.0])
+@pytest.mark.parametrize("mean", [lambda s: np.exp(EXPOSURE) * np.exp(s), lambda s: np.exp(s + EXPOSURE)])
+def test_a_negative_binomial_that_computes_a_complement(alpha, mean):
+    found = recognise(with_complement(mean, alpha), len(Y))
+    assert isinstance(found.family, NegativeBinomial)
+    np.testing.assert_array_equal(found.family.y, Y)
+    np.testing.assert_allclose(found.family.alpha, alpha, rtol=1e-9)
+    np.testing.assert_allclose(found.shift, EXPOSURE, atol=1e-9)
+    assert recognise(with_complement(mean, alpha), len(Y), found) is not None
+
+
+@pytest.mark.parametrize(
+    "mean", [lambda s: np.logaddexp(0.0, s), lambda s: np.exp(1.001 * s), lambda s: np.exp(s) + 1e-5]
+)
+def test_other_means_are_no_negative_binomial_of_a_linear_predictor(mean):
+    assert recognise(with_complement(mean, 2.0), len(Y)) is None
 
 
 MIXTURES = {

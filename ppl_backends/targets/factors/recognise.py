@@ -82,6 +82,7 @@ class Recognised(NamedTuple):
     constant: Array
     propose: Propose  # the function that finds the family
     trials: Array | float = 1.0  # of a binomial site, which sums this number of logs of probabilities
+    complement: Array | None = None  # error ε · this · e^(−argument) on the left, where a model computes 1 − p
 
 
 Propose = Callable[[Written], Recognised | None]
@@ -111,6 +112,9 @@ def agrees(proposal: Recognised, nodes: Array, written: Array) -> bool:
         allowed = TOLERANCE * (1 + np.abs(written)) + np.where(
             np.asarray(proposal.trials) > 1, complement, rounding(written)
         )
+        if proposal.complement is not None:
+            allowed += 4 * EPSILON * proposal.complement * np.exp(np.clip(-argument, 0.0, 40.0)) * (argument < 0)
+            lost |= ~np.isfinite(written) & (argument < np.log(proposal.complement) - 34)
         return bool(np.all(lost | (np.abs(known - written) <= allowed)))
 
 
@@ -165,6 +169,8 @@ def _slopes(wide: Array) -> tuple[Array, Array]:
 def _negative_binomial(written: Written) -> Recognised | None:
     """Return y s − (y + α) log(1 + e^(s − b)): y and −α are the slopes of the tails, which meet at b."""
     wide = written.wide
+    if not np.isfinite(wide).all():
+        return _negative_binomial_of_counts(written)
     y, alpha = _counts(_slopes(wide)[0]), -_slopes(wide)[1]
     if not np.all((y >= 0) & (alpha > 0) & np.isfinite(alpha)):
         return None
@@ -172,6 +178,24 @@ def _negative_binomial(written: Written) -> Recognised | None:
     shift = np.log(alpha) - b
     shift = np.where(np.abs(shift) < 1e-11, 0.0, shift)
     return written.known_as(NegativeBinomial(y, alpha), shift, _negative_binomial)
+
+
+def _negative_binomial_of_counts(written: Written) -> Recognised | None:
+    """Return the same where the sites compute 1 − p, which is lost far on the left: y is the count that is nearest there."""
+    ends = np.array([-18.0, -16.0, -8.0, 100.0, 200.0])
+    left, nearer, middle, right, far_right = written.at(ends)
+    y, alpha = np.round((nearer - left) / (ends[1] - ends[0])), (right - far_right) / (ends[4] - ends[3])
+    if not np.all((y >= 0) & (alpha > 0) & np.isfinite(alpha) & np.isfinite(y + middle)):
+        return None
+    # (y + α) · {log(1 + e^(100 − b)) − log(1 + e^(−8 − b))} = rise, of which the first logarithm is 100 − b
+    rise = (y * (ends[3] - ends[2]) - (right - middle)) / (y + alpha)
+    b = ends[3] - rise
+    for _ in range(50):
+        b = ends[3] - rise - np.logaddexp(0.0, ends[2] - b)
+    shift = np.log(alpha) - b
+    shift = np.where(np.abs(shift) < 1e-11, 0.0, shift)
+    proposal = written.known_as(NegativeBinomial(y, alpha), shift, _negative_binomial)
+    return proposal._replace(complement=(1.0 + y) * (1.0 + alpha))
 
 
 def _laplace(written: Written) -> Recognised | None:
