@@ -4,9 +4,10 @@ import warnings
 from itertools import product
 
 import numpy as np
+import pymc as pm
 import pytest
 from scipy import stats
-from scipy.special import logsumexp
+from scipy.special import betaln, digamma, logsumexp, polygamma
 
 from ppl_backends.approximations.ep import Factors, Normal, NormalMixture, StudentT, fit_ep
 from ppl_backends.errors import ApproximationWarning
@@ -119,3 +120,35 @@ def test_a_mode_that_ep_misses_is_named(seed):
     off = abs(q.log_evidence - exact)
     assert off < 0.1 or q.trouble
     assert off > 0.1 or not q.trouble
+
+
+def beta_binomial(y, trials, scale):
+    """A hierarchy of proportions with half-Cauchy scales, and the exact sds of their log odds by a lattice."""
+    with pm.Model() as model:
+        a, b = pm.HalfCauchy("a", scale), pm.HalfCauchy("b", scale)
+        pm.Binomial("y", trials, pm.Beta("p", a, b, shape=len(y)), observed=y)
+    grid = np.linspace(-6, 7, 161)
+    log_prior = stats.halfcauchy.logpdf(np.exp(grid), scale=scale) + grid
+    A, B = np.exp(grid)[:, None, None], np.exp(grid)[None, :, None]
+    log_density = (betaln(A + y, B + trials - y) - betaln(A, B)).sum(axis=2) + log_prior[:, None] + log_prior
+    weights = np.exp(log_density - logsumexp(log_density))[:, :, None]
+    mean = digamma(A + y) - digamma(B + trials - y)
+    square = polygamma(1, A + y) + polygamma(1, B + trials - y) + mean**2
+    return model, np.sqrt((weights * square).sum(axis=(0, 1)) - (weights * mean).sum(axis=(0, 1)) ** 2)
+
+
+def test_errors_away_from_the_mode_of_hyper_parameters_are_flagged():
+    """Standard deviations of the mixture are too small by a quarter. At the mode of φ, EP's are right within 10 %."""
+    model, exact = beta_binomial(np.array([0, 2, 1, 0]), 5, 2.0)
+    with pytest.warns(ApproximationWarning, match="hyper-parameters away from their mode, is off by up to about 2"):
+        q = fit_ep(model)
+    assert np.max(exact / q.sd[2:]) > 1.25
+    assert q.diagnostics["sd_error"] < 0.1
+
+
+def test_errors_away_from_the_mode_of_hyper_parameters_that_are_small_are_not_flagged():
+    model, exact = beta_binomial(np.array([9, 7, 3, 2, 4]), 10, 2.0)
+    q = fit_ep(model)
+    assert not q.trouble
+    assert np.max(np.abs(np.log(exact / q.sd[2:]))) < 0.05
+    assert q.diagnostics["sd_error_away"] < 0.1

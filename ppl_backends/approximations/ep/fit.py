@@ -38,6 +38,7 @@ LARGE_SHARE, MAX_ERROR = (
     0.2,
     0.1,
 )  # share of a site in its predictor's precision; relative error of a standard deviation
+MAX_ERROR_AWAY, JUDGED, SOME_WEIGHT = 0.2, 25, 1e-3  # given φ away from its mode: limit, and number and weight of φ
 SCHEDULES = {"parallel": run_parallel, "sequential": run_sequential}
 
 
@@ -120,8 +121,8 @@ def fit_ep(
     ApproximationWarning
         If EP did not converge, with its last change, or the posterior is improper; ``converged`` is then False. If
         sites with several modes interact, such as spikes and slabs of correlated predictors. If EP's estimate of its
-        own error exceeds 10 % for a standard deviation (15 % given one predictor or coordinate), or 0.02 for a
-        component's probability.
+        own error exceeds 10 % for a standard deviation (15 % given one predictor or coordinate, 20 % at hyper-parameters
+        away from their mode), or 0.02 for a component's probability.
 
     References
     ----------
@@ -365,11 +366,15 @@ Result = TypeVar("Result", EPApproximation, EPMixture)
 def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
     """Return the result with EP's second-order estimates of its error, and warn if they are large.
 
-    A single Gaussian ``given`` represents the result: the one at the most probable hyper-parameters.
+    A single Gaussian ``given``, the one at the most probable hyper-parameters, represents the result. Second-order errors
+    of standard deviations are judged at other hyper-parameters too: a wider prior there makes posteriors less Gaussian.
     """
     if given.factors is None or not given.converged or given.power != 1.0:
         return result
     found, trouble = _own_errors(given, given.factors)
+    if isinstance(result, EPMixture):
+        found["sd_error_away"], away = _error_away(result)
+        trouble = trouble or away
     result = result.replaced(diagnostics=result.diagnostics | found)
     if trouble:
         warnings.warn(f"EP: {trouble}: check with sample_smc", ApproximationWarning, stacklevel=user_level())
@@ -416,6 +421,26 @@ def _own_errors(given: EPApproximation, factors: Factors) -> tuple[dict[str, flo
             share = found["other_mode_share"]
             return found, f"there is another mode, where a Gaussian has {share:.0%} of the mass of both"
     return found, ""
+
+
+def _error_away(mixture: EPMixture) -> tuple[float, str]:
+    """Return the largest second-order error of a standard deviation at points of φ, and in words if it is large."""
+    points = np.argsort(-mixture.weights, kind="stable")
+    points = points[mixture.weights[points] > SOME_WEIGHT]
+    fits = [mixture._fits[k] for k in points[np.unique(np.linspace(0, len(points) - 1, JUDGED).astype(int))]]
+    errors = [fit.sd_errors() for fit in fits if fit.converged and _a_site_weighs_much(fit.sites)]
+    if not errors:
+        return 0.0, ""
+    error = max(errors, key=lambda found: float(np.abs(found).max()))
+    worst = int(np.argmax(np.abs(error)))
+    size = float(abs(error[worst]))
+    if size <= MAX_ERROR_AWAY:
+        return size, ""
+    return size, (
+        f"the standard deviation of {fits[0].names[worst]}, given hyper-parameters away from their mode, is off by up to "
+        f"about {100 * size:.0f} % by EP's own estimate (limit {100 * MAX_ERROR_AWAY:.0f} %), because the posterior there is "
+        "far from Gaussian"
+    )
 
 
 def _far_from_gaussian(name: str, error: float, limit: float) -> str:

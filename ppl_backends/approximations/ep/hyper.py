@@ -64,7 +64,8 @@ class EPMixture(MixtureApproximation):
     diagnostics : dict
         ``ep_runs``, ``design_points`` and ``effective_points`` of φ, ``unconverged_share`` (weight of EP runs that did not
         converge), ``other_mode_share`` and ``around_share`` (mass of φ at another mode and around the points), and
-        ``edge`` (relative density where a lattice ends early, or share of points of a net without an approximation).
+        ``edge`` (relative density where a lattice ends early, or share of points of a net without an approximation). Also
+        those of ``at_mode``, and ``sd_error_away``, the largest error of a standard deviation at other points of φ.
 
     Examples
     --------
