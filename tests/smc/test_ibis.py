@@ -255,6 +255,8 @@ def test_pymc_model_with_new_rows_in_its_containers():
     assert abs(attrs["log_evidence"] - truth) < 4 * attrs["log_evidence_se"]
     with pytest.raises(ModelError, match="is not a"):
         pb.update_smc(idata, model, {"z": [1.0]}, progressbar=False)
+    with pytest.raises(ModelError, match=r"do not agree: .*; 'y' got no new rows"):
+        pb.update_smc(idata, model, {"x": DESIGN[30:]}, progressbar=False)
 
 
 @pytest.mark.stan

@@ -403,3 +403,26 @@ def test_large_constants_are_arguments_of_the_program():
     np.testing.assert_allclose(target.hessian(x), np.tile(-design.T @ design - np.eye(2), (3, 1, 1)), rtol=1e-9)
     _, _, constants = _with_large_constants([model.logp()])
     assert [constant.shape for constant in constants] == [design.shape]
+
+
+@pytest.mark.parametrize("backend", ["jax", "numba"])
+@pytest.mark.parametrize("in_data", [True, False])
+def test_indices_out_of_bounds_are_refused(backend, in_data):
+    """JAX takes the nearest element in their place, so that groups counted from 1 gave a posterior of another model."""
+
+    def model_of(groups):
+        with pm.Model() as model:
+            index = pm.Data("g", groups) if in_data else groups
+            level = pm.Normal("a", 0, 1, shape=3)
+            pm.Normal("y", 2.0 * level[index] + level[index % 3], 1, observed=np.zeros(len(groups)))
+        return model
+
+    right = PyMCTarget(model_of(np.array([0, 1, 2, -3])), backend=backend)
+    x = np.ones((1, 3))
+    np.testing.assert_allclose(right.log_density(x), joint_of_pymc(right, x))
+    for wrong in (3, -4):
+        with pytest.raises(ModelError, match=f"'y' selects an element.* index {wrong} is out of bounds .* size 3"):
+            PyMCTarget(model_of(np.array([0, 1, 2, wrong])), backend=backend).log_density(x)
+    if in_data:
+        with pytest.raises(ModelError, match="by the data 'g'"):
+            right.with_data({"g": [0, 1, 2, 3]}).log_density(x)

@@ -34,6 +34,7 @@ from ppl_backends.targets.pymc.graph import (
     observed_variables,
     one_line,
 )
+from ppl_backends.targets.pymc.indices import Indices
 from ppl_backends.targets.pymc.rewrites import simplify
 
 Made = TypeVar("Made")
@@ -43,14 +44,16 @@ BACKENDS = {"auto": ("jax", "numba", "c"), "jax": ("jax",), "numba": ("numba",),
 class DataArguments:
     """Values of further arguments of a function, in the form of each backend."""
 
+    indices_checked = False
+
     def __init__(self, values: Iterable[np.ndarray]) -> None:
-        self._values = list(values)
+        self.values = list(values)
         self._converted: dict[str, list[Any]] = {}
 
     def of(self, backend: str) -> list[Any]:
         """Return the values for ``backend``."""
         if backend not in self._converted:
-            self._converted[backend] = [compilers(backend).as_argument(value) for value in self._values]
+            self._converted[backend] = [compilers(backend).as_argument(value) for value in self.values]
         return self._converted[backend]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -134,6 +137,16 @@ class CompiledGraph:
     def _static(self) -> ModelGraph:
         with no_c_compiler():
             return build_graph(self._model, self._data, self._shapes, static=True)
+
+    @cached_property
+    def _indices(self) -> Indices:
+        return Indices(self._static)
+
+    def check_indices(self, data: DataArguments) -> None:
+        """Raise ModelError if the model selects elements that do not exist; JAX would take the nearest ones."""
+        if not data.indices_checked:
+            self._indices.check(data.values)
+            data.indices_checked = True
 
     @cached_property
     def _dynamic(self) -> ModelGraph:

@@ -50,6 +50,7 @@ class PyMCObservations(Observations):
     def terms(self) -> list[RowTerm]:
         """Return the observed variables as rows."""
         if self._terms is None:
+            self._target.check_indices()
             graph = self._target._compiled._dynamic
             with no_c_compiler():
                 terms = [RowTerm(self._target, graph, name) for name in graph.observed]

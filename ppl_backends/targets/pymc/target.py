@@ -123,8 +123,13 @@ class PyMCTarget(BaseTarget):
 
     # -- the log density -------------------------------------------------------------------------------------------
 
+    def check_indices(self) -> None:
+        """Raise ModelError if the model selects elements of an array that do not exist."""
+        self._compiled.check_indices(self._arguments)
+
     def _call(self, kind: str, x: Array, largest: int | None = None) -> list[Array]:
         """Return the compiled function ``kind`` at the rows of ``x``."""
+        self.check_indices()
         function = self._compiled.function(kind)
         jax = function.backend == "jax"  # uses its own threads, and compiles for every size of block
         cap = min(function.cap, largest or function.cap)
@@ -219,6 +224,7 @@ class PyMCTarget(BaseTarget):
     @property
     def factors(self) -> PyMCFactors:
         """Return a Gaussian times sites that each depend on one linear predictor, found at the first request."""
+        self.check_indices()
         with self._lock:
             if self._factors is None:
                 try:
@@ -395,7 +401,18 @@ class PyMCTarget(BaseTarget):
             known = ", ".join(held) or "none"
             raise ModelError(f"{unknown[0]!r} is not a pm.Data container of the model (those are: {known})")
         pairs = {name: (self._data[held[name]], checked_value(name, held[name], value)) for name, value in new.items()}
-        return self.with_data({name: with_rows(name, *pair) for name, pair in pairs.items()})
+        longer = self.with_data({name: with_rows(name, *pair) for name, pair in pairs.items()})
+        try:
+            longer.check_indices()
+        except ModelError as error:
+            lengths = {len(old) for old, _ in pairs.values()}
+            left = [
+                f"'{name}'"
+                for name, v in held.items()
+                if name not in new and len(np.atleast_1d(self._data[v])) in lengths
+            ]
+            raise ModelError(f"{error}; {', '.join(left)} got no new rows" if left else str(error)) from None
+        return longer
 
     def with_data(self, new: Mapping[str, Any]) -> PyMCTarget:
         """Return the same target with other values of its ``pm.Data`` containers.
