@@ -43,7 +43,7 @@ class Indices:
                     continue
                 seen.add(node)
                 array, *indices = node.inputs
-                shape = getattr(array.type, "shape", (None,))
+                shape: Any = getattr(array.type, "shape", (None,))
                 if None not in shape and not any(v in moving for v in indices):
                     self._found.append(Selection(name, node, tuple(shape)))
         wanted = {v: None for selection in self._found for v in selection.node.inputs[1:] if not self._is_known(v)}
