@@ -257,7 +257,7 @@ def test_a_mixture_of_other_components_is_none_of_normals():
     assert isinstance(found.at().sites.families[0], FunctionSites)
 
 
-@pytest.mark.filterwarnings("ignore:.*interaction of sites with several modes")
+@pytest.mark.filterwarnings("ignore:.*interaction of sites with several modes", "ignore:.*by EP's own estimate")
 def test_shares_of_components_of_a_model():
     family = NormalMixture([0.5, 0.5], [0.0, 0.0], [0.1, 2.0], n=D)
     own = fit_ep(Factors(np.eye(D), None, family, np.linalg.solve(X.T @ X, X.T @ REAL), X.T @ X))
