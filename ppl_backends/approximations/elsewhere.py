@@ -51,8 +51,7 @@ def judge_elsewhere(target: BaseTarget, q: GaussianApproximation) -> Verdict:
     The figures are ``other_mode_share`` and ``around_share``. The draws are the same in every call.
     """
     share = share_of_another_mode(target, q)
-    if share > NEGLIGIBLE_SHARE:
-        said = f"there is another mode, where a Gaussian has {share:.0%} of the mass of both"
+    if said := reason_of_another_mode(share):
         return Verdict(said, {"other_mode_share": share, "around_share": 0.0})
     trouble, around = _region_around(target, q)
     return Verdict(trouble, {"other_mode_share": share, "around_share": around})
@@ -64,6 +63,15 @@ def share_of_another_mode(target: BaseTarget, q: GaussianApproximation) -> float
         return float("nan")
     other = find_other_mode(target, q)
     return 0.0 if other is None else float(expit(other.log_evidence - q.log_evidence))
+
+
+def reason_of_another_mode(share: float) -> str:
+    """Return in words that another mode has this share, empty if the share is negligible or not known."""
+    return (
+        f"there is another mode, where a Gaussian has {share:.0%} of the mass of both"
+        if share > NEGLIGIBLE_SHARE
+        else ""
+    )
 
 
 def _region_around(target: BaseTarget, q: GaussianApproximation) -> tuple[str, float]:

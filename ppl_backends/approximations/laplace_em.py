@@ -23,7 +23,7 @@ from ppl_backends.numerics.newton import Expansion, climb_concave
 from ppl_backends.options import checked, integer, number
 from ppl_backends.targets.factors import Factors, FactorsTarget, StudentT
 from ppl_backends.targets.factors.design import as_design
-from ppl_backends.targets.factors.sites import ScaledSites
+from ppl_backends.targets.factors.sites import plain
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
 
@@ -156,8 +156,7 @@ def _student_rows(factors: Factors) -> _Student:
     parts = []
     places = np.arange(factors.n_sites)
     for family, columns, _ in factors.sites.pieces(None):
-        while isinstance(family, ScaledSites):
-            family = family.family
+        family = plain(family)
         if isinstance(family, StudentT):
             parts.append((places[columns], family.y, family.nu, family.scale))
     if not parts:

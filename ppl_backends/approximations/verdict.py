@@ -83,10 +83,7 @@ def judge_gaussian(target: BaseTarget, q: Any) -> Verdict:
     noise = _noise_of_weights(figures["importance_efficiency"], POINTS)
     troubles = _off(first, q.names, 0.0, LARGEST_FIRST_ORDER_RATIO)
     troubles = troubles or _off(_weighted(q, q.place(z), weights), q.names, NOISES * noise, SD_RANGE[1])
-    if not troubles and abs(figures["evidence_shift"]) > LARGEST_EVIDENCE_SHIFT + NOISES * noise:
-        troubles = [f"the log evidence is off by {abs(figures['evidence_shift']):.2g}"]
-    if figures["outside"] > LARGEST_OUTSIDE:
-        troubles.append(f"the density is zero at {figures['outside']:.0%} of its points")
+    troubles = _with_mass(troubles, figures, noise)
     figures["mean_shift"] = float(np.abs(first.shift).max())
     figures["sd_ratio"] = float(first.ratio[np.argmax(np.abs(np.log(first.ratio)))])
     return Verdict(" and ".join(troubles), figures)
@@ -104,14 +101,20 @@ def judge_mixture(target: BaseTarget, q: Any) -> Verdict:
         return Verdict("the density is zero at all of its points", {"distance": np.inf})
     log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
     figures = figures_of_weights(log_weights, q.dim)
-    figures["evidence_shift"] = normalised_weights(log_weights)[1] - q.log_evidence
-    said = judge_weights(q, x, log_weights)
-    noise = NOISES * _noise_of_weights(figures["importance_efficiency"], POINTS)
-    if not said and abs(figures["evidence_shift"]) > LARGEST_EVIDENCE_SHIFT + noise:
-        said = f"the log evidence is off by {abs(figures['evidence_shift']):.2g}"
+    weights, log_mean = normalised_weights(log_weights)
+    figures["evidence_shift"] = log_mean - q.log_evidence
+    noise = _noise_of_weights(figures["importance_efficiency"], POINTS)
+    troubles = _off(_weighted(q, x, weights), q.names, NOISES * noise, SD_RANGE[1])
+    return Verdict(" and ".join(_with_mass(troubles, figures, noise)), figures)
+
+
+def _with_mass(troubles: list[str], figures: dict[str, float], noise: float) -> list[str]:
+    """Return what is off, with the evidence if nothing else is, and with points at which the density is zero."""
+    if not troubles and abs(figures["evidence_shift"]) > LARGEST_EVIDENCE_SHIFT + NOISES * noise:
+        troubles = [f"the log evidence is off by {abs(figures['evidence_shift']):.2g}"]
     if figures["outside"] > LARGEST_OUTSIDE:
-        said = " and ".join(filter(None, [said, f"the density is zero at {figures['outside']:.0%} of its points"]))
-    return Verdict(said, figures)
+        troubles = [*troubles, f"the density is zero at {figures['outside']:.0%} of its points"]
+    return troubles
 
 
 def judge_weights(q: Any, x: Array, log_weights: Array) -> str:

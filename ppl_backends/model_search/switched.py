@@ -19,7 +19,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.model_search.space import Bits
 from ppl_backends.numerics.arrays import for_kernels
 from ppl_backends.targets.factors import Factors, StudentT
-from ppl_backends.targets.factors.sites import ScaledSites, SiteFamily
+from ppl_backends.targets.factors.sites import SiteFamily, plain
 from ppl_backends.targets.protocol import Array, Index
 
 _INTEGRAL_ERROR = 1e-6  # relative, of the integral of a prior
@@ -101,9 +101,7 @@ class Switched:
         prior, rows = self.factors.prior, self.own[j]
         if not len(rows):
             return (float(prior.mean[j]), float(prior.precision[j]), 1.0, 0.0)
-        family = self.factors.sites.take(rows)
-        while isinstance(family, ScaledSites):
-            family = family.family
+        family = plain(self.factors.sites.take(rows))
         if len(rows) > 1 or prior.precision[j] != 0 or not isinstance(family, StudentT):
             return None
         slope, shift = _entry(self.factors, rows[0], j), float(self.factors.offset[rows[0]])

@@ -23,7 +23,7 @@ from ppl_backends.approximations.ep.shards import EPSites
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.families import NormalMixture
-from ppl_backends.targets.factors.sites import Array, ScaledSites, SiteFamily
+from ppl_backends.targets.factors.sites import Array, plain
 
 FEWEST, PAIRS = 8, 1500  # number of quantities that are corrected, and of pairs of one with a site
 SITES = 200  # largest number of sites that correct one
@@ -152,8 +152,3 @@ def _share_error(
 
 def _square(q: Gaussian) -> Array:
     return q.factor if q.factor.ndim == 2 else np.diag(q.factor)
-
-
-def plain(family: SiteFamily) -> SiteFamily:
-    """Return the family of which a scaled one is a multiple."""
-    return family.family if isinstance(family, ScaledSites) else family

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE, share_of_another_mode
-from ppl_backends.approximations.ep.conditional import plain, share_errors, worst_sd_ratio
+from ppl_backends.approximations.elsewhere import reason_of_another_mode, share_of_another_mode
+from ppl_backends.approximations.ep.conditional import share_errors, worst_sd_ratio
 from ppl_backends.approximations.ep.correction import Pairs, pairs_of, second_order
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
 from ppl_backends.approximations.ep.hyper import EPMixture, integrate
@@ -29,7 +29,7 @@ from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
 from ppl_backends.targets.factors.families import NormalMixture
 from ppl_backends.targets.factors.prior import GaussianPrior
-from ppl_backends.targets.factors.sites import STUDENT, Fraction, SiteFamily
+from ppl_backends.targets.factors.sites import STUDENT, Fraction, SiteFamily, plain
 from ppl_backends.targets.protocol import BaseTarget
 
 MODES_KURTOSIS, MAX_INTERACTION = 5.0, 0.05  # excess kurtosis of a tilted distribution; second-order terms
@@ -417,9 +417,7 @@ def _own_errors(given: EPApproximation, factors: Factors) -> tuple[dict[str, flo
             return found, _far_from_gaussian(name, ratio - 1, MAX_CONDITIONAL_ERROR)
     if len(several) and "share_error" not in found:  # spikes are modes that a Gaussian covers
         found["other_mode_share"] = share_of_another_mode(FactorsTarget(factors), given)
-        if found["other_mode_share"] > NEGLIGIBLE_SHARE:
-            share = found["other_mode_share"]
-            return found, f"there is another mode, where a Gaussian has {share:.0%} of the mass of both"
+        return found, reason_of_another_mode(found["other_mode_share"])
     return found, ""
 
 

@@ -16,7 +16,7 @@ from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.options import checked, integer
 from ppl_backends.targets.factors.factorisation import Factors
 from ppl_backends.targets.factors.families import NormalMixture
-from ppl_backends.targets.factors.sites import Array, Fraction, ScaledSites
+from ppl_backends.targets.factors.sites import Array, Fraction, plain
 
 
 class LeaveOneOut(NamedTuple):
@@ -60,8 +60,8 @@ class EPApproximation(GaussianApproximation):
         ``sweeps``, ``change`` (relative, of the site parameters, in the last sweep), ``damping``, ``failed_sites``,
         and ``interaction`` of sites with several modes. If single sites have a large share in the precision of their
         predictors, ``sd_error`` is the largest of :meth:`sd_errors`. If sites are not log-concave,
-        ``conditional_sd_error`` is that of a correction given one predictor or coordinate at a time, and ``share_error``
-        the largest correction of :meth:`component_shares`.
+        ``conditional_sd_error`` is that of a correction given one predictor or coordinate at a time, ``share_error`` the
+        largest correction of :meth:`component_shares`, and ``other_mode_share`` the mass of another mode that climbs find.
 
     Examples
     --------
@@ -131,7 +131,7 @@ class EPApproximation(GaussianApproximation):
         """
         found = []
         for family, columns, own in self._needed_factors("shares of components").sites.pieces(None):
-            family = family.family if isinstance(family, ScaledSites) else family
+            family = plain(family)
             if isinstance(family, NormalMixture):
                 mean, variance = self.sites.cavity_mean[columns], self.sites.cavity_variance[columns]
                 found.append(family.shares(mean, variance, own))

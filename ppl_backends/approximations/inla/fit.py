@@ -11,7 +11,7 @@ from numpy.linalg import LinAlgError
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE, log_concave_factors, share_of_another_mode
+from ppl_backends.approximations.elsewhere import log_concave_factors, reason_of_another_mode, share_of_another_mode
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.inla.conditional import FINE, improved_marginals
 from ppl_backends.approximations.inla.integrated import IntegratedLaplace, SparseLatent, integrate
@@ -206,8 +206,8 @@ def _verdict(figures: dict[str, float], trouble: str, open_end: str) -> dict[str
         trouble = open_end
     elif figures["failed_share"] > LARGEST_FAILED_SHARE:
         trouble = f"{figures['failed_share']:.0%} of the grid points have no conditional mode"
-    elif figures["other_mode_share"] > NEGLIGIBLE_SHARE:
-        trouble = f"there is another mode, where a Gaussian has {figures['other_mode_share']:.0%} of the mass of both"
+    else:
+        trouble = reason_of_another_mode(figures["other_mode_share"])
     return {"trouble": trouble, "converged": not trouble}
 
 

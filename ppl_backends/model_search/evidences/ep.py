@@ -50,13 +50,14 @@ class EPEvidence(Evidence):
         # Other evidences are checked by points of a compiled likelihood.
         if self.compiled is not None or self.regression.factors.log_concave:
             return np.zeros(len(columns))
-        return np.array([self._gain(row) for row in columns])
+        known = self(columns, np.random.default_rng(0))
+        return np.array([self._gain(row, value) for row, value in zip(columns, known, strict=True)])
 
-    def _gain(self, columns: Bits) -> float:
+    def _gain(self, columns: Bits, log_evidence: float) -> float:
         if not columns.any():
             return 0.0
         mean, factor = self.fit(columns)
-        q = GaussianApproximation(mean, precision=factor @ factor.T, log_evidence=self._one(columns))
+        q = GaussianApproximation(mean, precision=factor @ factor.T, log_evidence=log_evidence)
         share = share_of_another_mode(FactorsTarget(self.regression.take(columns)), q)
         return 0.0 if np.isnan(share) else float(-np.log1p(-min(share, 1 - 1e-15)))
 

@@ -230,6 +230,13 @@ class ScaledSites(SiteFamily):
         return moments._replace(log_z=moments.log_z + power * log_scale)
 
 
+def plain(family: SiteFamily) -> SiteFamily:
+    """Return the family of which a scaled one is a multiple."""
+    while isinstance(family, ScaledSites):
+        family = family.family
+    return family
+
+
 class PoweredSites(SiteFamily):
     """Sites tᵢ(s)^eᵢ, with the tᵢ of another family: a tempered likelihood."""
 
