@@ -8,6 +8,7 @@ asked about a few points only, because most targets have no such points.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -26,13 +27,17 @@ class OutsidePoints:
         self._low, self._high = low - _MARGIN * (high - low), high + _MARGIN * (high - low)
         self._n, self._kept = 0, list[Array]()
 
+    def are_near(self, x: Array) -> NDArray[np.bool_]:
+        """Return which of the points ``(n, dim)`` are among or near the particles."""
+        return np.asarray(((x >= self._low) & (x <= self._high)).all(axis=1))
+
     def see(self, x: Array, log_density: Array) -> None:
         """Record the undefined points of an evaluation at ``(n, dim)``."""
         zero = log_density == -np.inf
         if not zero.any():
             return
         points = x[zero]
-        near = points[((points >= self._low) & (points <= self._high)).all(axis=1)]
+        near = points[self.are_near(points)]
         self._n += len(near)
         if len(near):
             self._kept.append(near[:: -(-len(near) // _KEPT)])
@@ -48,6 +53,13 @@ def share_undefined(target: BaseTarget, points: Array) -> float:
         return 0.0
     with np.errstate(all="ignore"):  # overflow at these points is expected
         return float(target.undefined(points[:: -(-len(points) // _ASKED)]).mean())
+
+
+def share_undefined_near(target: BaseTarget, particles: Array, x: Array, log_density: Array) -> float:
+    """Return the share, among the points ``(n, dim)`` in or near the particles, of those whose density is NaN or +inf."""
+    near = OutsidePoints(particles).are_near(x)
+    zero = near & (log_density == -np.inf)
+    return share_undefined(target, x[zero]) * float(zero.sum()) / max(1, int(near.sum()))
 
 
 def reasons_of_undefined(share: float, where: str) -> list[str]:

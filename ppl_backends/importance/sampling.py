@@ -23,7 +23,7 @@ from ppl_backends.approximations.given import no_mode_reason
 from ppl_backends.approximations.missed_modes import LostMode, find_missed_mode, lost_mode_reason, with_missed_mode
 from ppl_backends.approximations.resolve import nearest_start
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
-from ppl_backends.importance.outside import LARGEST_UNDEFINED, OutsidePoints
+from ppl_backends.importance.outside import LARGEST_UNDEFINED, share_undefined_near
 from ppl_backends.importance.proposals import Proposal, make_proposal
 from ppl_backends.importance.tails import PILOT_POINTS, with_tails
 from ppl_backends.numerics.nets import INNER_BITS, sobol
@@ -368,8 +368,6 @@ def _run_chain(target: BaseTarget, proposal: Proposal, draws: int, qmc: bool, rn
         raise ModelError(f"{target.label}: the log density is not finite at any of {len(x)} points; {reason}")
     weights, log_evidence = normalised_weights(log_weights)
     ancestor = systematic_resampling(weights, draws, rng)
-    outside = OutsidePoints(x[ancestor])
-    outside.see(x, log_weights)
     return _Chain(
         x,
         log_weights,
@@ -377,7 +375,7 @@ def _run_chain(target: BaseTarget, proposal: Proposal, draws: int, qmc: bool, rn
         effective_sample_size(log_weights) / len(x),
         pareto_k(log_weights),
         log_evidence,
-        outside.n_undefined(target) / len(x),
+        share_undefined_near(target, x[ancestor], x, log_weights),
     )
 
 

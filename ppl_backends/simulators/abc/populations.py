@@ -48,10 +48,7 @@ class PopulationStage(NamedTuple):
     not_finite: int
     points: int
     beta: float
-
-
-class _NoStage(ModelError):
-    """Raised if a chain ends before its first stage."""
+    undefined: float
 
 
 class PopulationsResult(NamedTuple):
@@ -97,7 +94,7 @@ def run_populations(
     Raises
     ------
     ModelError
-        If the first chain has nothing at a finite distance, or ends before its first tolerance.
+        If the first chain has nothing at a finite distance, or ends before its first tolerance, or its simulator fails.
     """
     target, reason, runs, unfinished, kernel = problem.epsilon, "", list[SMCState](), list[str](), ""
     interrupted = False
@@ -109,9 +106,9 @@ def run_populations(
             if not runs:
                 raise
             run, ended = runs[0], "interrupted"
-        except _NoStage as error:
+        except ModelError as error:  # no stage, or the simulator fails at a point of this chain
             if not runs:
-                raise ModelError(str(error)) from None
+                raise
             run, ended = runs[0], str(error)
         budget.spend(job.budget.used)
         if not runs:
@@ -167,11 +164,11 @@ class _Chain:
         try:
             start = path.start(n, rng)
         except OutOfBudget as error:
-            raise _NoStage(
+            raise ModelError(
                 f"{error} before the first stage of {n} points with {m} data sets each; allow more"
             ) from None
         if not np.isfinite(start.population.distances).any():
-            raise _NoStage(
+            raise ModelError(
                 f"no simulated data set is at a finite distance of the observed, out of {self.budget.used}: the data that "
                 "the simulator returns, or their summaries, are NaN or infinite at all draws of the prior"
             )
@@ -179,13 +176,13 @@ class _Chain:
         moved = n if length is None else -(-n // length)
         run = begin(start, rng, make_tuning("acceptance", kernel, moved, self.problem.dim, rng))
         move = UntilMixed(kernel, settings) if length is None else WasteFree(kernel, settings, length)
-        parts = Parts(Tolerances(path.last), Resampling(moved), move, self._figures(source))
+        parts = Parts(Tolerances(path.last), Resampling(moved), move, self._figures(source, path))
         watch = _Watch(run, self, report)
         try:
             return run_smc(run, path, parts, watch)
         except OutOfBudget as error:
             if not watch.last.stages:
-                raise _NoStage(f"{error} before the first stage of {n} points ended; allow more") from None
+                raise ModelError(f"{error} before the first stage of {n} points ended; allow more") from None
             return watch.last, str(error)
 
     def _size(self, m: int) -> int:
@@ -195,7 +192,7 @@ class _Chain:
             n //= 2
         return n
 
-    def _figures(self, source: Source) -> Callable[[Step], PopulationStage]:
+    def _figures(self, source: Source, path: TolerancePath) -> Callable[[Step], PopulationStage]:
         def figures(step: Step) -> PopulationStage:
             after, moves = step.after, step.moved.summary
             return PopulationStage(
@@ -209,6 +206,7 @@ class _Chain:
                 source.not_finite,
                 len(after.population.x),
                 after.stage.beta,
+                path.undefined,
             )
 
         return figures

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import SamplerWarning, user_level
+from ppl_backends.importance.outside import LARGEST_UNDEFINED, reasons_of_undefined
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.results import build_inference_data
 from ppl_backends.simulators.abc.adjustment import adjusted
@@ -192,6 +193,12 @@ def _distrust(problem: AbcProblem, result: SequentialResult) -> str:
     reasons = [f"the effective sample size is {size:.0f} < {SMALLEST_SIZE}: increase draws or data_sets"]
     reasons = reasons if size < SMALLEST_SIZE else []
     reasons += _not_reached(problem, result.epsilon, result.reason)
+    undefined = result.records[-1].undefined
+    if undefined > LARGEST_UNDEFINED:
+        reasons.append(
+            f"the log density is NaN or +inf, and counts as zero, at {100 * undefined:.1f} % of the points near the "
+            "posterior, so a part of it may be missing: find the operation of the model that is not finite there"
+        )
     if result.chosen_here:
         reasons.append(
             f"Ctrl-C ended the run before its last stage, and the current stage is returned; its evidence is biased because "
@@ -209,6 +216,8 @@ def _distrust_populations(
     reasons = _not_reached(problem, result.epsilon, result.reason)
     if size < SMALLEST_SIZE:
         reasons.append(f"the effective sample size of a mean is {size:.0f} < {SMALLEST_SIZE}: increase draws or chains")
+    undefined = float(np.mean([run.stages[-1].undefined for run in result.runs]))
+    reasons += reasons_of_undefined(undefined, "at the last tolerance")
     if disagree:
         reasons.append("the chains' evidences differ by more than their errors: increase draws")
     if result.unfinished:
@@ -253,7 +262,7 @@ def _ignored(problem: AbcProblem, found: Found) -> str:
 def _stages(problem: AbcProblem, result: SequentialResult) -> Variables:
     """Return the figures of every stage."""
     records = result.records
-    names = ("epsilon", "acceptance", "simulations", "points", "effective_size", "not_finite")
+    names = ("epsilon", "acceptance", "simulations", "points", "effective_size", "not_finite", "undefined")
     stats: Variables = {name: (("stage",), np.array([getattr(each, name) for each in records])) for name in names}
     stats["log_evidence"] = (("stage",), np.array([each.evidence.log_evidence for each in records]))
     stats["log_evidence_se"] = (("stage",), np.array([each.evidence.standard_error for each in records]))

@@ -148,19 +148,22 @@ def sample_abc(
         ``log_evidence_se``, ``_df``, ``_trusted``, ``log_kernel_volume`` (the log evidence minus it is a log density
         of the summaries at the observed ones), ``epsilon``, ``kernel``, ``simulations``, ``ended_by``.
         ``sample_stats`` has ``epsilon``, ``acceptance``, ``simulations``, ``points``, ``effective_size``,
-        ``not_finite``, ``log_evidence`` and ``log_kernel_volume`` per stage, and ``distance`` of the data set by which
-        each draw was picked. Group ``estimates`` has weighted means, their standard errors and sds.
+        ``not_finite`` (data sets), ``undefined`` (share of points near the posterior at which the log density is NaN or
+        +inf), ``log_evidence`` and ``log_kernel_volume`` per stage, and ``distance`` of the data set by which each draw
+        was picked. Group ``estimates`` has weighted means, their standard errors and sds.
         ``posterior_predictive`` holds a simulated data set of each draw, near the observed or not.
 
     Raises
     ------
     ModelError
-        If there is no simulator, a simulator fails (the message has its parameters), or no data set comes near the observed.
+        If there is no simulator, a simulator fails (the message has its parameters; chains of SMC that ended before are
+        kept, with a warning), or no data set comes near the observed.
 
     Warns
     -----
     SamplerWarning
-        If the tolerance asked for is not reached, or the effective size is below 100.
+        If the tolerance asked for is not reached, the effective size is below 100, or the log density is NaN or +inf near
+        the posterior.
 
     References
     ----------

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ppl_backends.errors import ModelError
+from ppl_backends.importance.outside import share_undefined_near
 from ppl_backends.simulators.abc.importance import AbcEvidence, allocate, estimate, smoothed_moments
 from ppl_backends.simulators.abc.kernels import log_kernel
 from ppl_backends.simulators.abc.problem import AbcProblem
@@ -94,6 +95,7 @@ class Record(NamedTuple):
     points: int
     effective_size: float
     not_finite: int
+    undefined: float
     evidence: AbcEvidence
 
 
@@ -161,7 +163,7 @@ def run_sequential(
     weights = weigh(stage, problem.kernel, epsilon, plan.hits, plan.cap)
     if stage.interrupted and not weights.weight.any():
         return _at_hand(problem, plan, course)
-    records.append(_record(stage, weights, epsilon, plan.qmc))
+    records.append(_record(problem, stage, weights, epsilon, plan.qmc))
     report(records[-1], budget.used)
     if not weights.weight.any():
         raise ModelError(
@@ -245,7 +247,7 @@ def _lower(
                 "simulator returns, or their summaries, are NaN or infinite at all draws of the prior"
             )
         course.stage, course.epsilon, course.n_components = stage, epsilon, len(course.proposal.students)
-        records.append(_record(stage, weights, epsilon, plan.qmc))
+        records.append(_record(problem, stage, weights, epsilon, plan.qmc))
         report(records[-1], budget.used)
         if plan.sequential and weights.effective_size > 0:
             course.proposal = _next_proposal(problem, stage, weights, epsilon, rngs[-1])
@@ -412,9 +414,11 @@ def _more_points(problem: AbcProblem, plan: Plan, course: _Course) -> int:
     return 2 ** int(np.ceil(np.log2(np.clip(factor, 1, MORE_POINTS))))
 
 
-def _record(stage: Stage, weights: Weights, epsilon: float, qmc: bool) -> Record:
+def _record(problem: AbcProblem, stage: Stage, weights: Weights, epsilon: float, qmc: bool) -> Record:
     distances = stage.block.distances
     simulated = np.repeat(stage.log_ratio > -np.inf, stage.block.counts)
+    found = stage.x[weights.weight > 0]
+    undefined = share_undefined_near(problem.target, found, stage.x, stage.log_ratio) if len(found) else 0.0
     return Record(
         epsilon,
         weights.acceptance,
@@ -422,5 +426,6 @@ def _record(stage: Stage, weights: Weights, epsilon: float, qmc: bool) -> Record
         len(stage.x),
         weights.effective_size,
         int(np.sum(~np.isfinite(distances[simulated]))),
+        undefined,
         estimate(stage, weights, qmc),
     )

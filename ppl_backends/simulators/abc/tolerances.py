@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
+from ppl_backends.importance.outside import OutsidePoints
 from ppl_backends.kernels.protocol import Density
 from ppl_backends.numerics.population import Population
 from ppl_backends.numerics.weights import effective_sample_size
@@ -184,6 +185,15 @@ class TolerancePath:
     def __init__(self, problem: AbcProblem, source: Source, m: int, target: float, qmc: bool) -> None:
         self.problem, self.source, self.m, self.last, self.qmc = problem, source, m, target, qmc
         self.target = problem.target
+        self._outside: OutsidePoints | None = None
+        self._evaluated = 0
+
+    @property
+    def undefined(self) -> float:
+        """Return the share of the stage's evaluations that met a log density of NaN or +inf among the particles."""
+        if self._outside is None:
+            return 0.0
+        return min(1.0, self._outside.n_undefined(self.target) / max(1, self._evaluated))
 
     def start(self, n: int, rng: np.random.Generator) -> Start:
         """Draw particles of the prior, with their data sets."""
@@ -206,6 +216,7 @@ class TolerancePath:
 
     def extend(self, population: AbcPoints, stage: Tolerance, rng: np.random.Generator) -> AbcPoints:
         """Return the particles at a stage."""
+        self._outside, self._evaluated = OutsidePoints(population.x), 0
         return replace(population, stage=stage)
 
     def density(self, stage: Tolerance) -> Density[AbcPoints]:
@@ -244,6 +255,9 @@ class TolerancePath:
         alive = log_prior > -np.inf
         if alive.any():
             log_likelihood[alive] = self.problem.log_likelihood(x[alive])
+        self._evaluated += len(x)
+        if self._outside is not None:
+            self._outside.see(x, log_prior + log_likelihood)
         if stage.beta > 0:
             log_prior = np.where(log_likelihood > -np.inf, log_prior, -np.inf)
         return log_prior, log_likelihood
