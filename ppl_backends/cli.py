@@ -154,7 +154,7 @@ def laplace(
 ) -> None:
     """Fit a Gaussian at the mode of a Stan program's posterior."""
     with _on_program(model, data, output) as (pb, target, finish):
-        approximation = pb.fit_laplace(target, progressbar=not quiet)
+        approximation = pb.fit_laplace(target, random_seed=seed, progressbar=not quiet)
         finish(approximation.to_inference_data(draws=draws, random_seed=seed), kind="stats")
 
 
@@ -172,7 +172,7 @@ def ep(
 ) -> None:
     """Run expectation propagation on a Stan program that has a linear predictor and log_lik."""
     with _on_program(model, data, output, predictor=predictor) as (pb, target, finish):
-        approximation = pb.fit_ep(target, progressbar=not quiet)
+        approximation = pb.fit_ep(target, random_seed=seed, progressbar=not quiet)
         finish(approximation.to_inference_data(draws=draws, random_seed=seed), kind="stats")
 
 

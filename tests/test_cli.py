@@ -137,6 +137,17 @@ def test_an_improper_posterior_is_an_error(tmp_path):
     assert not (tmp_path / "flat.nc").exists()
 
 
+@pytest.mark.filterwarnings("always::ppl_backends.errors.ApproximationWarning")
+def test_a_seed_decides_which_of_two_equal_modes_is_fitted(tmp_path):
+    program = tmp_path / "modes.stan"
+    program.write_text(
+        "parameters { real x; } model { target += log_mix(0.5, normal_lpdf(x | -4, 1), normal_lpdf(x | 4, 1)); }"
+    )
+    outputs = {invoke("laplace", program, "--seed", 1, "--quiet").stdout for _ in range(8)}
+    assert len(outputs) == 1
+    assert "log evidence" in outputs.pop()
+
+
 def test_a_closed_pipe_ends_quietly_after_the_file_is_written(stan_files, tmp_path):
     output = tmp_path / "laplace.nc"
     arguments = ["laplace", *map(str, stan_files), "--output", str(output), "--seed", "1", "--quiet"]
