@@ -126,6 +126,10 @@ class Approximation:
         """Return the normalised log density ``(n,)`` and its gradient ``(n, dim)``."""
         raise NotImplementedError
 
+    def _draws(self, n: int, rng: np.random.Generator) -> Array:
+        """Return ``n`` independent draws ``(n, dim)`` for ``to_inference_data``."""
+        return self.sample(n, rng)
+
     def _attributes(self) -> dict[str, Any]:
         """Return the attributes that ``to_inference_data`` stores in addition to the common ones."""
         return {}
@@ -154,7 +158,7 @@ class Approximation:
         integral = stated_integral(target)
         return build_inference_data(
             target,
-            self.sample(chains * draws, rng).reshape(chains, draws, self.dim),
+            self._draws(chains * draws, rng).reshape(chains, draws, self.dim),
             method=self.method,
             accuracy=self.accuracy,
             sampling_time=time.perf_counter() - started,

@@ -272,3 +272,24 @@ def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     spread = float(np.clip((4 / (p + 2) / effective) ** (1 / (p + 4)), 0.1, 0.7))  # Silverman's rule
     log_evidence = float(logsumexp(log_weights) - np.log(points))
     return Design([nodes[k] for k in kept], log_weights, log_evidence, spread, 1 - len(kept) / points, None)
+
+
+def draws_at_points(
+    hyper: HyperParameters, conditional: Callable[[int, int], Array], n: int, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """Draw φ ``(n, p)`` from the points of a design, and θ ``(n, d)`` given φ.
+
+    A kernel around the points would smooth φ. But θ given one point does not belong to φ elsewhere, so that products of
+    both, such as scales times effects, would be too variable.
+
+    Parameters
+    ----------
+    hyper : HyperParameters
+    conditional : callable
+        Maps the index of a point and a number to draws of θ given φ at that point.
+    """
+    which = np.sort(rng.choice(len(hyper.weights), size=n, p=hyper.weights))
+    points, sizes = np.unique(which, return_counts=True)
+    theta = np.concatenate([conditional(int(k), int(size)) for k, size in zip(points, sizes, strict=True)])
+    order = rng.permutation(n)
+    return hyper.points[which[order]], theta[order]

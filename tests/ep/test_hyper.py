@@ -15,6 +15,7 @@ from ppl_backends.approximations.hyper_modes import share_around
 from ppl_backends.approximations.hyper_narrow import narrow_hyper_mode
 from ppl_backends.approximations.resolve import has_one_mode, one_mode_given_few
 from ppl_backends.errors import ApproximationWarning, ModelError
+from ppl_backends.results.inference_data import group
 
 COUNTS = np.array([0, 1, 0, 0, 2, 0])
 
@@ -196,3 +197,18 @@ def test_runs_end_if_most_of_them_do_not_converge():
     posterior = _Posterior(factors, lambda factors, start: failed)
     found = [posterior.node(np.zeros(1)) is not None for _ in range(30)]
     assert sum(found) == posterior.runs == MOST_SWEEPS // 200 + 1
+
+
+@pytest.mark.parametrize("method", [pb.fit_ep, pb.fit_inla])
+def test_draws_keep_what_data_say_about_products_of_scales_and_effects(method):
+    """Means of groups are known to s/√20 each, and are sums of an intercept and products of scales and effects."""
+    rng = np.random.default_rng(0)
+    group_of = np.repeat(np.arange(3), 20)
+    y = np.array([-2.0, 0.5, 3.0])[group_of] + rng.normal(size=60)
+    with pm.Model() as model:
+        intercept, scale, noise = pm.Normal("intercept", 0, 10), pm.HalfNormal("scale", 5), pm.HalfNormal("noise", 5)
+        pm.Deterministic("mean", intercept + scale * pm.Normal("z", shape=3))
+        pm.Normal("y", model["mean"][group_of], noise, observed=y)
+    drawn = group(method(model, progressbar=False).to_inference_data(4000, random_seed=1), "posterior")["mean"][0]
+    s = np.sqrt(np.mean([y[group_of == g].var(ddof=1) for g in range(3)]))
+    np.testing.assert_allclose(drawn.std("draw") / (s / 20**0.5), 1, atol=0.1)

@@ -25,7 +25,14 @@ from scipy.special import logsumexp
 from ppl_backends.approximations.ep.evidence import evidence_gradient
 from ppl_backends.approximations.ep.marginals import mixed_marginals, warn_if_large
 from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut, leave_one_out, unchecked_marginals
-from ppl_backends.approximations.hyper import Design, HyperParameters, check_number, climb, design_around
+from ppl_backends.approximations.hyper import (
+    Design,
+    HyperParameters,
+    check_number,
+    climb,
+    design_around,
+    draws_at_points,
+)
 from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, judge_design
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.mixture import MixtureApproximation
@@ -87,6 +94,15 @@ class EPMixture(MixtureApproximation):
 
     _fits: list[EPApproximation]
     _latent: NDArray[np.integer]
+    _hyper: NDArray[np.integer]
+
+    def _draws(self, n: int, rng: np.random.Generator) -> Array:
+        def conditional(k: int, size: int) -> Array:
+            return self._fits[k].sample(size, rng)
+
+        x = np.empty((n, self.dim))
+        x[:, self._hyper], x[:, self._latent] = draws_at_points(self.hyper, conditional, n, rng)
+        return x
 
     @checked(points=integer(9))
     def marginals(self, coordinates: Any = None, points: int = 25) -> Marginals:
@@ -216,6 +232,7 @@ def _mix(factors: Any, target: BaseTarget, posterior: _Posterior, mode: Node, de
         at_mode=mode.fit,
         _fits=[node.fit for node in nodes],
         _latent=np.asarray(factors.coordinates),
+        _hyper=np.asarray(factors.hyper_coordinates),
     )
 
 

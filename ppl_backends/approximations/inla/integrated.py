@@ -18,7 +18,14 @@ from scipy.interpolate import CubicSpline, RBFInterpolator
 from scipy.special import log_ndtr, logsumexp
 
 from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE
-from ppl_backends.approximations.hyper import HyperParameters, check_number, climb, design_around, moments_of
+from ppl_backends.approximations.hyper import (
+    HyperParameters,
+    check_number,
+    climb,
+    design_around,
+    draws_at_points,
+    moments_of,
+)
 from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, judge_design
 from ppl_backends.approximations.inla.latent import GAIN, LatentFit, fit_latent
 from ppl_backends.approximations.inla.result import WithMarginals
@@ -212,6 +219,16 @@ class IntegratedLaplace(WithMarginals):
         for k in np.unique(which):
             at = np.flatnonzero(which == k)
             x[np.ix_(at, self._described.coordinates)] = self._described.draws(points[k], self._fits[k], len(at), rng)
+        return x
+
+    def _draws(self, n: int, rng: np.random.Generator) -> Array:
+        def conditional(k: int, size: int) -> Array:
+            return self._described.draws(self.hyper.points[k], self._fits[k], size, rng)
+
+        x = np.empty((n, self.dim))
+        x[:, self._described.hyper_coordinates], x[:, self._described.coordinates] = draws_at_points(
+            self.hyper, conditional, n, rng
+        )
         return x
 
     def log_density(self, x: Array) -> Array:
