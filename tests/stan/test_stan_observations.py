@@ -80,6 +80,10 @@ def test_bad_rows_and_indices(regression, regression_data):
     path = PROGRAMS / "regression.stan"
     with pytest.raises(ModelError, match="'z', which is not in the data"):
         stan_target(path, regression_data, rows={"N": ["z"]})
+    with pytest.raises(ModelError, match=r"rows=\['X', 'y'\]: expected .* such as \{'N': \['x', 'y'\]\}"):
+        stan_target(path, regression_data, rows=["X", "y"])
+    with pytest.raises(ModelError, match="rows= does not say which data have rows; give rows="):
+        stan_target(path, regression_data).append({"y": [1]})
     with pytest.raises(ModelError, match=r"no axis of length D=3"):
         stan_target(path, regression_data, rows={"D": ["y"]})
     with pytest.raises(ModelError, match="not an integer"):

@@ -51,6 +51,11 @@ class Rows:
 
 def read_rows(rows: Mapping[str, Sequence[str]], data: Mapping[str, Any], label: str) -> Rows:
     """Check ``rows=`` against the data."""
+    if not isinstance(rows, Mapping):
+        raise ModelError(
+            f"{label}: rows={rows!r}: expected the count and the data that have one row for each observation, such as "
+            "{'N': ['x', 'y']}"
+        )
     if len(rows) != 1:
         raise ModelError(f"{label}: rows= names {len(rows)} counts; expected one, such as {{'N': ['x', 'y']}}")
     (count, names), arrays = next(iter(rows.items())), to_arrays(data)

@@ -412,7 +412,10 @@ class StanTarget(BaseTarget):
     def append(self, new: Mapping[str, Any]) -> BaseTarget:
         """Return the same program with new rows appended to those of the variables in ``rows=``."""
         if self._rows is None:
-            return super().append(new)
+            raise ModelError(
+                f"{self.label}: new rows cannot be appended, because rows= does not say which data have rows; give rows=, "
+                "such as {'N': ['x', 'y']}, or the program with all data, old and new"
+            )
         missing = sorted(set(self._rows.axes) - set(new))
         if missing:
             raise ModelError(f"{self.label}: new_data lacks {missing[0]!r}, which has one row for each observation")
