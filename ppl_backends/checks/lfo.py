@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 
 from ppl_backends.checks.moving import Cloud, largest_k, memory_of, move_draws
-from ppl_backends.checks.predictive import elpd_data
+from ppl_backends.checks.predictive import ONE_DENSITY, elpd_data
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
 from ppl_backends.numerics.weights import log_mean_exp, pareto_k
 from ppl_backends.options import checked, integer, none
@@ -172,10 +172,9 @@ def lfo(
     n = observations_of(target).n
     first = int(np.ceil(_SHARE_OF_ROWS * n)) if min_observations is None else min_observations
     if first + steps > n:
-        whole = ": a variable such as pm.AR has one density for its whole series; write its rows by lagged values"
         raise ModelError(
             f"min_observations={first}, steps={steps}: there {'is one observation' if n == 1 else f'are {n} observations'}; "
-            f"expected at least {first + steps}{whole if n == 1 else ''}"
+            f"expected at least {first + steps}{f': {ONE_DENSITY}' if n == 1 else ''}"
         )
     run_rng, *refit_rngs = spawn_generators(random_seed, 1 + max_refits)
     sizes = {"draws": draws, "chains": chains}

@@ -19,7 +19,7 @@ import xarray as xr
 from scipy.special import logsumexp
 
 from ppl_backends.checks.moving import Cloud, cloud_of, largest_k, memory_of, move_draws
-from ppl_backends.checks.predictive import elpd_data
+from ppl_backends.checks.predictive import ONE_DENSITY, elpd_data
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.marginal_likelihood.draws import read_draws
 from ppl_backends.marginal_likelihood.necks import check_draws
@@ -88,7 +88,7 @@ def loo_moment_match(
     Warns
     -----
     SamplerWarning
-        If the draws are not trustworthy, k stays above the threshold, or moved draws did not mix.
+        If the draws are not trustworthy, k stays above the threshold, moved draws did not mix, or there is one observation.
 
     References
     ----------
@@ -142,6 +142,9 @@ def _warn(reasons: list[str], k: Array, limit: float, memory: float) -> None:
             f"Pareto k of {bad} of {len(k)} observations is above {limit:.2f} (largest {k.max():.2f}): set refit=True, or "
             "sample more draws",
         ]
+    if len(k) == 1:
+        one = "there is one observation, so its log density is the log evidence (pb.evidence has it with an error)"
+        reasons = [*reasons, f"{one}, and se is NaN: {ONE_DENSITY}"]
     if memory > MEMORY_LEFT:
         said = f"draws moved to a posterior without a row did not mix (autocorrelation {memory:.2f}): increase draws"
         reasons = [*reasons, said]

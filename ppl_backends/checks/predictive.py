@@ -8,6 +8,8 @@ import xarray as xr
 
 from ppl_backends.results.inference_data import ARVIZ_MAJOR
 
+ONE_DENSITY = "a variable such as pm.AR has one density for its whole series; write its rows by lagged values"
+
 
 def elpd_data(pointwise: xr.DataArray, pareto_k: xr.DataArray, p: float, n_samples: int, good_k: float) -> Any:
     """Return ``ELPDData`` of ArviZ with pointwise densities and Pareto k, on the log scale.

@@ -147,6 +147,12 @@ def test_a_series_with_one_density_is_named():
             ModelError, match=r"there is one observation; .* pm\.AR has one density for its whole series"
         ):
             pb.lfo(model, progressbar=False, **options)
+    idata = pb.sample_smc(model, draws=500, chains=2, random_seed=1, progressbar=False)
+    with pytest.warns(
+        SamplerWarning, match=r"there is one observation, .* pm\.AR has one density for its whole series"
+    ):
+        loo = pb.loo_moment_match(idata, model, random_seed=1)
+    assert np.isnan(loo.se)
 
 
 def test_a_refit_gives_the_density_of_its_row(target):
