@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.ops import as_op
@@ -426,3 +427,52 @@ def test_indices_out_of_bounds_are_refused(backend, in_data):
     if in_data:
         with pytest.raises(ModelError, match="by the data 'g'"):
             right.with_data({"g": [0, 1, 2, 3]}).log_density(x)
+
+
+def _set(level, groups):
+    return pt.set_subtensor(level[groups[-1]], 2.0)
+
+
+def _added(level, groups):
+    return pt.inc_subtensor(level[groups], np.ones(4))
+
+
+def _looped(step, *sequences, also=()):
+    initial = pt.zeros((), dtype="float64")
+    found = pytensor.scan(step, sequences=list(sequences), outputs_info=[initial], non_sequences=list(also))
+    return found[0] if isinstance(found, tuple | list) else found
+
+
+def _read_in_a_loop(level, groups):
+    return _looped(lambda group, before, level: 0.5 * before + level[group], groups, also=[level])[1:]
+
+
+def _counted_in_a_loop(level, groups):
+    def step(t, before, level, groups):
+        return 0.5 * before + level[groups[t] - 1]
+
+    return _looped(step, pt.arange(4), also=[level, groups + 1])[1:]
+
+
+def _set_in_a_loop(level, groups):
+    def step(pair, before, level):
+        return 0.5 * before + pt.set_subtensor(level[pair], np.zeros(2)).sum()
+
+    return _looped(step, pt.stack([groups, groups], axis=1), also=[level])[1:]
+
+
+@pytest.mark.parametrize("mean", [_set, _added, _read_in_a_loop, _counted_in_a_loop, _set_in_a_loop])
+def test_elements_that_are_set_or_read_in_loops_are_checked_too(mean):
+    """JAX sets no element in place of one that does not exist, and takes the nearest in a loop."""
+
+    def model_of(groups):
+        with pm.Model() as model:
+            index = pm.Data("g", groups)
+            pm.Normal("y", mean(pm.Normal("a", 0, 1, shape=3), index), 1, observed=np.zeros(3))
+        return model
+
+    right, x = PyMCTarget(model_of([0, 1, 2, -3])), np.arange(3.0)[None]
+    np.testing.assert_allclose(right.log_density(x), joint_of_pymc(right, x))
+    for wrong in (3, -4):
+        with pytest.raises(ModelError, match=r"'y' selects an element .*by the data 'g'.* is out of bounds .* size 3"):
+            right.with_data({"g": [0, 1, 2, wrong]}).log_density(x)
