@@ -19,6 +19,7 @@ from tests.toys import conjugate_gaussian
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends a signal to a process group")
 
 OPTIONS = {"draws": 200, "chains": 3, "random_seed": 4, "progressbar": False}
+LONGEST = 120  # seconds
 
 # A job in the background of a shell ignores Ctrl-C, and so would everything that it starts.
 SCRIPT = """
@@ -27,15 +28,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 import ppl_backends as pb
+from ppl_backends import parallel
 from ppl_backends.results.inference_data import group
-from tests.smc.test_interrupts import OPTIONS, Slow
+from tests.smc.test_interrupts import OPTIONS, Held
 method, marker, checkpoint, stall = sys.argv[1:5]
+parallel._GRACE = 0.1 if stall else 60.0  # seconds, of which a slow machine may need more than two
 with warnings.catch_warnings(record=True) as said, ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
     warnings.simplefilter("always")
     if method == "smc":
-        idata = pb.sample_smc(Slow(marker, stall), executor=pool, checkpoint=checkpoint or None, **OPTIONS)
+        idata = pb.sample_smc(Held(marker, stall=stall), executor=pool, checkpoint=checkpoint or None, **OPTIONS)
     else:
-        idata = pb.sample_mcmc(Slow(marker), step=pb.steps.RandomWalk(), executor=pool, tune=10, **OPTIONS)
+        idata = pb.sample_mcmc(Held(marker, mark=60, hold=1), step=pb.steps.RandomWalk(), executor=pool, tune=10, **OPTIONS)
 posterior = group(idata, "posterior")
 attrs = {name: posterior.attrs[name] for name in ("complete", "accuracy")}
 first = posterior["x"].values[0].tolist()
@@ -43,31 +46,35 @@ print(json.dumps({"sizes": dict(posterior.sizes), "said": [str(w.message) for w 
 """
 
 
-class Slow(FunctionTarget):
-    """The conjugate Gaussian, which takes its time, and leaves a byte in a file when a worker begins with a chain.
+class Held(FunctionTarget):
+    """The conjugate Gaussian, which leaves a byte in a file at call ``mark`` of a job, and then waits for the signal.
 
-    Once a file of a chain of checkpoint ``stall`` exists, it hears no signal for some seconds, as in long compiled code.
+    It waits once the file has ``hold`` bytes. Once a file of a chain of checkpoint ``stall`` exists, it hears no signal for
+    some seconds after the signal, as in long compiled code.
     """
 
-    def __init__(self, marker, stall=""):
+    def __init__(self, marker, mark=10, hold=3, stall=""):  # the first calls may be the parent's
         known = conjugate_gaussian(3)
         vars(self).update(vars(known.target))
-        self.marker, self.stall, self.known, self.calls = marker, stall, known, 0
+        self.marker, self.mark, self.hold, self.stall, self.known, self.calls = marker, mark, hold, stall, known, 0
 
     def __reduce__(self):
-        return Slow, (self.marker, self.stall)
+        return Held, (self.marker, self.mark, self.hold, self.stall)
 
     def evaluate(self, x, gradient=False):
-        if self.calls == 10:  # the first ones may be the parent's
+        if self.calls == self.mark:
             with open(self.marker, "a") as file:
                 file.write("x")
         self.calls += 1
-        time.sleep(0.01)
         if self.stall and chains_on_disk(self.stall):
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            before = signal.signal(signal.SIGINT, lambda *_: None)
+            while not Path(self.marker).with_name("sent").exists():
+                time.sleep(0.01)
             time.sleep(4.0)
-            self.stall = ""
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.signal(signal.SIGINT, before)
+            raise KeyboardInterrupt
+        if not self.stall and self.calls > self.mark and bytes_in(self.marker) >= self.hold:
+            time.sleep(LONGEST)
         return self.known.target.evaluate(x, gradient)
 
 
@@ -82,6 +89,7 @@ def interrupted(method, folder, begun, checkpoint="", stall=""):
         while not begun(folder) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)
+        (folder / "sent").touch()
         output, errors = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
@@ -95,18 +103,12 @@ def chains_on_disk(checkpoint):
     return list(Path(checkpoint).parent.glob(f"{Path(checkpoint).name}.chain?"))
 
 
-def third_chain_began(folder):
-    marker = folder / "marker"
-    return marker.exists() and marker.stat().st_size >= 3
-
-
-def batch_has_draws(folder):
-    marker = folder / "marker"
-    return marker.exists() and time.time() - marker.stat().st_mtime > 0.5
+def bytes_in(marker):
+    return Path(marker).stat().st_size if Path(marker).exists() else 0
 
 
 def test_ctrl_c_keeps_the_chains_that_workers_finished(tmp_path):
-    left = interrupted("smc", tmp_path, third_chain_began)
+    left = interrupted("smc", tmp_path, lambda folder: bytes_in(folder / "marker") >= 3)
     assert left["sizes"]["chain"] in (1, 2)
     assert left["sizes"]["draw"] == OPTIONS["draws"]
     assert left["complete"] == 0
@@ -118,7 +120,7 @@ def test_ctrl_c_keeps_the_chains_that_workers_finished(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_draws_of_chains_that_a_worker_moves_as_one_batch(tmp_path):
-    left = interrupted("mcmc", tmp_path, batch_has_draws)
+    left = interrupted("mcmc", tmp_path, lambda folder: bytes_in(folder / "marker") >= 1)
     assert left["sizes"]["chain"] == OPTIONS["chains"]
     assert 0 < left["sizes"]["draw"] < OPTIONS["draws"]
     assert left["complete"] == 0
@@ -134,6 +136,6 @@ def test_ctrl_c_takes_from_the_disk_what_a_worker_did_not_hand_in(tmp_path):
     assert left["complete"] == 0
     assert left["accuracy"] == "approximate"
     assert "interrupted: all chains stopped before beta = 1" in left["said"][0]
-    resumed = pb.sample_smc(Slow(str(tmp_path / "marker")), checkpoint=tmp_path / "run", **OPTIONS)
+    resumed = pb.sample_smc(conjugate_gaussian(3).target, checkpoint=tmp_path / "run", **OPTIONS)
     whole = pb.sample_smc(conjugate_gaussian(3).target, **OPTIONS)
     np.testing.assert_array_equal(group(resumed, "posterior")["x"], group(whole, "posterior")["x"])

@@ -58,10 +58,11 @@ def same(one, other):
 
 
 SCRIPT = """
-import sys, time
+import pathlib, sys, time
 import ppl_backends as pb
 from tests.smc.test_long_runs import OPTIONS, Hooked
-pb.sample_smc(Hooked(lambda calls: time.sleep(0.01)), checkpoint=sys.argv[1], **OPTIONS)
+second = pathlib.Path(sys.argv[1] + ".chain1")
+pb.sample_smc(Hooked(lambda calls: time.sleep(120 if second.exists() else 0)), checkpoint=sys.argv[1], **OPTIONS)
 """
 
 
@@ -69,7 +70,7 @@ pb.sample_smc(Hooked(lambda calls: time.sleep(0.01)), checkpoint=sys.argv[1], **
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     path = tmp_path / "run"
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(path)], cwd=os.getcwd())
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (tmp_path / "run.chain1").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     process.kill()
