@@ -65,10 +65,9 @@ class _Lattice(ExponentialFamily):
         return self._values(self._run(coupling, sites, n, rng).reshape(n, *self.shape))
 
     def _run(self, coupling: float, field: Array, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return ``n`` states of a chain."""
-        if self.method == "swendsen_wang" and coupling < 0:
-            raise ModelError("Swendsen–Wang needs a coupling of at least zero; use method='gibbs'")
-        move = kernels.swendsen_wang if self.method == "swendsen_wang" else kernels.gibbs
+        """Return ``n`` states of a chain. Clusters are for couplings of at least zero, so sites move alone below it."""
+        clusters = self.method == "swendsen_wang" and coupling >= 0
+        move = kernels.swendsen_wang if clusters else kernels.gibbs
         out = np.empty((n, len(self._neighbours)), dtype=np.int64)
         x = rng.integers(0, self.n_colours, len(self._neighbours))
         for draw in range(n):
@@ -118,7 +117,8 @@ class Ising(_Lattice):
         ``"transfer"`` is exact, for free boundaries and a side of up to 12. ``"cftp"``, coupling from the past (Propp
         & Wilson 1996), is exact on any lattice; its run time grows exponentially with β, on large lattices from 0.44, and
         a draw that takes too long raises an error. β < 0 needs free boundaries or even sides. The other two are Markov
-        chains. ``"auto"`` is ``"transfer"`` if possible, else ``"swendsen_wang"``.
+        chains; at β < 0, where Swendsen–Wang has no clusters, both sweep site by site. ``"auto"`` is ``"transfer"`` if
+        possible, else ``"swendsen_wang"``.
     periodic : bool
     burn_in, interval : int
         Sweeps before the first draw of a call and between draws; for Markov chains.
@@ -168,7 +168,16 @@ class Ising(_Lattice):
             if self.periodic and any(length % 2 and length > 2 for length in self.shape):
                 raise ModelError("coupling from the past with a coupling below zero needs even sides")
             field = np.where(flipped[:, None], field[:, ::-1], field)
-        draws = [_from_the_past(abs(coupling), field, self._neighbours, rng) for _ in range(n)]
+        draws = []
+        for _ in range(n):
+            drawn = _from_the_past(abs(coupling), field, self._neighbours, rng)
+            if drawn is None:
+                other = "swendsen_wang" if self._transfer is None else "transfer"
+                raise ModelError(
+                    f"coupling from the past has not ended at beta={coupling / 2:.3g}, which is too strong for this lattice: "
+                    f"use method='{other}', or a prior without such values"
+                )
+            draws.append(drawn)
         return np.where(flipped, 1 - np.array(draws), draws)
 
     def _check(self, data: NDArray) -> None:
@@ -191,7 +200,8 @@ class Potts(_Lattice):
     n_colours : int
     method : {"auto", "transfer", "swendsen_wang", "gibbs"}
         ``"transfer"`` is exact, for free boundaries and at most 4,096 colourings of the narrow side; the others are
-        Markov chains. ``"auto"`` is ``"transfer"`` if possible, else ``"swendsen_wang"``.
+        Markov chains; at β < 0 both sweep site by site. ``"auto"`` is ``"transfer"`` if possible, else
+        ``"swendsen_wang"``.
     periodic : bool
     burn_in, interval : int
         Sweeps before the first draw of a call and between draws; for Markov chains.
@@ -251,8 +261,8 @@ def _neighbours(rows: int, columns: int, periodic: bool) -> NDArray[np.int64]:
 
 def _from_the_past(
     coupling: float, field: Array, neighbours: NDArray[np.int64], rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Draw exactly from a two-colour model with J ≥ 0, by monotone coupling from the past.
+) -> NDArray[np.int64] | None:
+    """Draw exactly from a two-colour model with J ≥ 0, by monotone coupling from the past; None if it takes too long.
 
     Chains from all zeros and all ones start ever further back and use the same random numbers. If they meet by time
     zero, every chain from the infinite past would be in the same state. Each doubling extends the past and keeps the
@@ -270,10 +280,7 @@ def _from_the_past(
             return low
         length = sum(len(block) for block in past)
         if length * n >= _LONGEST_PAST:
-            raise ModelError(
-                f"coupling from the past has not ended after {length} sweeps: the coupling is too strong for this "
-                "lattice; use method='transfer' or 'swendsen_wang', or a prior that excludes such couplings"
-            )
+            return None
         past.append(rng.random((length, n)))
 
 

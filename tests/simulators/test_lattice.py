@@ -53,6 +53,7 @@ ISING = [
     ("cftp", (2, 4), False, [-0.4, 0.3]),
     ("cftp", (2, 4), True, [0.3, 0.0]),
     ("swendsen_wang", (2, 4), True, [0.5, 0.2]),
+    ("swendsen_wang", (2, 4), True, [-0.4, 0.2]),
     ("gibbs", (3, 3), False, [-0.3, 0.2]),
 ]
 
@@ -109,7 +110,6 @@ def test_perfect_draws_of_a_larger_lattice():
         (lambda: Ising((2, 2)).statistics(np.zeros((2, 2))), "spins"),
         (lambda: Potts((2, 2), 2).statistics(np.full((2, 2), 2)), "colours are"),
         (lambda: Ising((20, 20)).log_normalizer([0.1]), "log Z"),
-        (lambda: Ising((9, 9), method="swendsen_wang").simulate([-1.0], 1, np.random.default_rng()), "Swendsen"),
         (
             lambda: Ising((3, 3), method="cftp", periodic=True).simulate([-0.2], 1, np.random.default_rng()),
             "even sides",
@@ -130,5 +130,7 @@ def test_a_strong_coupling_does_not_overflow():
 
 def test_hopeless_coupling_from_the_past_says_so(monkeypatch):
     monkeypatch.setattr("ppl_backends.simulators.lattice._LONGEST_PAST", 10_000)
-    with pytest.raises(ModelError, match="too strong"):
+    with pytest.raises(ModelError, match=r"at beta=2, which is too strong for this lattice: use method='transfer'"):
         Ising((8, 8), method="cftp").simulate([2.0], 1, np.random.default_rng(1))
+    with pytest.raises(ModelError, match=r"at beta=-2, .* use method='swendsen_wang', or a prior without such values"):
+        Ising((16, 16), method="cftp").simulate([-2.0], 1, np.random.default_rng(1))

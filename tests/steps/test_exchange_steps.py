@@ -205,7 +205,7 @@ def ordinary():
         (lambda: unnormalized(), "'y'.*logp= is missing"),
         (lambda: unnormalized(logp=lambda value, theta: pt.sum(value)), "'y'.*random= is missing"),
         (lambda: unnormalized(simulator=ISING, logp=len), "'y'.*either simulator="),
-        (lambda: unnormalized(0.5, simulator=ISING), "'y'.*one vector"),
+        (lambda: unnormalized(np.ones((1, 1)), simulator=ISING), "'y'.*one vector"),
         (lambda: unnormalized(simulator=ISING, observed=LATTICE[:2]), "data have shape"),
         (lambda: unnormalized(simulator=ISING, observed=None), "needs observed="),
     ],
@@ -213,6 +213,18 @@ def ordinary():
 def test_wrong_models(make, message):
     with pytest.raises(ModelError, match=message):
         make()
+
+
+def test_a_single_parameter_can_be_a_number():
+    drawn = []
+    for shape in (1, None):
+        with pm.Model() as model:
+            pb.Unnormalized("y", pm.Normal("theta", shape=shape), simulator=ISING, observed=LATTICE)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplerWarning)  # so few draws cannot converge
+            idata = pb.sample_mcmc(model, step=pb.steps.Exchange(), draws=20, tune=20, chains=1, **QUIET)
+        drawn.append(group(idata, "posterior")["theta"].values.ravel())
+    np.testing.assert_array_equal(*drawn)
 
 
 def test_block_without_a_variable_of_the_likelihood(model):

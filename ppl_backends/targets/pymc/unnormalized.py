@@ -123,8 +123,12 @@ def unnormalized_variable(
     if simulator is not None:
         if logp is not None or random is not None:
             raise ModelError(f"pb.Unnormalized('{name}'): give either simulator= or logp= and random=")
-        if len(parameters) != 1 or pt.as_tensor_variable(parameters[0]).type.ndim != 1:
-            raise ModelError(f"pb.Unnormalized('{name}'): a ready-made simulator takes one vector of parameters")
+        if len(parameters) != 1 or pt.as_tensor_variable(parameters[0]).type.ndim > 1:
+            raise ModelError(
+                f"pb.Unnormalized('{name}'): a ready-made simulator takes one vector of parameters; join them by "
+                "pm.math.stack"
+            )
+        parameters = [pt.atleast_1d(parameters[0])]
         observed = simulator.statistics(observed)
         logp, random, exact = _FamilyDensity(), _FamilyDraws(simulator), simulator.exact
     if logp is None:
