@@ -187,8 +187,8 @@ def choose_learning_rate(
         raise ModelError(f"no learning rate of the grid could be fitted by {fit}; try fit='vi' or a smaller grid")
     if fit == "smc" and not pareto_k[best] <= LARGEST_PARETO_K:
         warnings.warn(
-            f"leaving folds out of the particles at λ = {rates[best]:.4g} gives Pareto k {pareto_k[best]:.2f}: "
-            "use more folds or fit='vi'",
+            f"the weights that leave a fold out of the particles at λ = {rates[best]:.4g} have Pareto k "
+            f"{pareto_k[best]:.2f}: use more folds or fit='vi'",
             SamplerWarning,
             stacklevel=user_level(),
         )

@@ -247,8 +247,8 @@ class AuxiliaryVariableMethod(Algorithm):
         if self._estimated:
             reasons.append(
                 f"the estimated acceptance probabilities are off by {np.mean(errors):.2f} on average (± "
-                f"{np.std(errors) / len(errors) ** 0.5:.2f}; acceptance_error in sample_stats has the run), which bounds the "
-                "distance to the posterior up to a constant: increase the auxiliary draws"
+                f"{np.std(errors) / len(errors) ** 0.5:.2f}; sample_stats has acceptance_error of single steps), and the "
+                "distance to the posterior is at most a multiple of this: increase the auxiliary draws"
             )
         if not self.density.model.exact:
             reasons.append(

@@ -80,15 +80,15 @@ class Neck(NamedTuple):
             name = name_of(self.coordinate, names)
             advice = advice_for_neck(name, self.shapes_others)
             return (
-                f"the draws miss a part of the posterior where `{name}` is {'large' if self.upwards else 'small'}: moves "
-                "with short steps, which leave the posterior as it is, take them "
-                f"{self.growth:.1f} standard errors further there: {advice}, or use sample_smc"
+                f"the draws miss a part of the posterior where `{name}` is {'large' if self.upwards else 'small'}: short "
+                "moves, which keep the posterior, carry the draws "
+                f"{self.growth:.1f} standard errors further in that direction: {advice}, or use sample_smc"
             )
         if self.drift > _DRIFT:
             return (
-                "the draws do not follow this density: moves that leave the posterior as it is raise it by "
-                f"{self.drift:.1f} standard errors, relative to a density fitted to the draws: are they of this model, these "
-                "data and a sampler that converged?"
+                "the draws do not follow this density: moves that keep the posterior raise the log density of the draws by "
+                f"{self.drift:.1f} standard errors (relative to a density fitted to them): check that the draws are of this "
+                "model and these data, and that the sampler converged"
             )
         return ""
 

@@ -75,11 +75,12 @@ def _judged(change: Array, noise: Array, shift: float, noise_of_shift: float, na
         return f"change the log evidence of the search by {shift:+.2g}"
     if not NOISES * noise[noisiest] <= LARGEST_CHANGE:
         return (
-            f"cannot certify it: their error in the inclusion of {names[noisiest]} is {NOISES * noise[noisiest]:.2g} (limit "
-            f"{LARGEST_CHANGE})"
+            "are too noisy to check its evidences: their error in the inclusion of "
+            f"{names[noisiest]} is {NOISES * noise[noisiest]:.2g} (limit {LARGEST_CHANGE})"
         )
     if not NOISES * noise_of_shift <= LARGEST_SHIFT:
-        return f"cannot certify it: their error in the log evidence is {NOISES * noise_of_shift:.2g} (limit {LARGEST_SHIFT})"
+        error = NOISES * noise_of_shift
+        return f"are too noisy to check its evidences: their error in the log evidence is {error:.2g} (limit {LARGEST_SHIFT})"
     return ""
 
 

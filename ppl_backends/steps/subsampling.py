@@ -56,8 +56,8 @@ class _SubsamplingStep(Step):
             names = [target.full.names[j] for j in target.others]
             others = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             warnings.warn(
-                f"this step does not move {others}, and a step of PyMC's for them evaluates all {rows.n:,} rows every "
-                "time: leave out vars, so that this step moves all variables, or move the others on a subset too",
+                f"this step does not move {others}, and PyMC's own step for them evaluates all {rows.n:,} rows at every "
+                "draw: leave out vars, so that this step moves all variables, or move the others on a subset too",
                 SamplerWarning,
                 stacklevel=user_level(),
             )
@@ -463,7 +463,7 @@ def _announced(algorithm: RowsAlgorithm, rng: np.random.Generator) -> RowsAlgori
     algorithm.attributes["acceptance_error_at_start"] = error
     warnings.warn(
         f"{algorithm.name} is approximate: estimated acceptance probabilities are off by {error:.2g} on average over {PAIRS} "
-        f"moves about the mode, and the total variation error of a chain that mixes is at most a multiple of it"
+        f"moves near the mode, and the total variation error of a chain that mixes is at most a multiple of this"
         f"{_predicted(algorithm.kernel)}",
         SamplerWarning,
         stacklevel=user_level(),

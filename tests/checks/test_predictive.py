@@ -95,7 +95,7 @@ def test_draws_of_other_data_or_of_a_part_are_not_trusted(call):
         warnings.simplefilter("error")
         call({"x": right}, target, random_seed=1)
     for wrong in (above, shifted):
-        with pytest.warns(SamplerWarning, match="the draws do not follow this density: .* raise it by"):
+        with pytest.warns(SamplerWarning, match="the draws do not follow this density: .* raise the log density"):
             call({"x": rng.permutation(wrong, axis=1)}, target, random_seed=1)
 
 

@@ -251,7 +251,7 @@ def test_plain_draws_of_another_density_are_recognised_by_moves():
     without_correlation = rng.standard_normal((4, 1000, 2))
     for x, wrong in ((right, False), (half, True), (without_correlation, True)):
         found = quietly({"x": x}, target, method="bridge", random_seed=1)
-        assert any("raise it by" in reason for reason in found.reasons) == wrong
+        assert any("raise the log density of the draws" in reason for reason in found.reasons) == wrong
         assert (found.diagnostics["drift"] > 4) == wrong
         assert is_right(found, np.log(2 * np.pi) + 0.5 * np.log(0.75)) != wrong
 
