@@ -257,6 +257,32 @@ def test_draws_given_named_hyper_parameters_are_as_wide_as_the_marginals():
     np.testing.assert_allclose(draws.mean(axis=0), [0, 1 - np.euler_gamma], atol=5 / np.sqrt(10_000))
 
 
+def test_draws_keep_the_dependence_of_latent_variables_on_hyper_parameters():
+    """The observed product exp(φ) z has a standard deviation of 0.2, much less than φ and z allow each by itself."""
+    y, noise = np.array([3.0, -2.0, 1.5, 2.5]), 0.2
+
+    def log_density(x):
+        scale = np.exp(x[:, :1])
+        z, residual = x[:, 1:], (y - scale * x[:, 1:]) / noise
+        by_product = scale * residual / noise
+        gradient = np.c_[-x[:, 0] + (by_product * z).sum(axis=1), by_product - z]
+        return -0.5 * ((x**2).sum(axis=1) + (residual**2).sum(axis=1)), gradient
+
+    phi = np.linspace(-3, 5, 2001)[:, None]
+    precision = 1 + np.exp(2 * phi) / noise**2
+    mean = np.exp(phi) * np.exp(phi) * y / noise**2 / precision
+    log_weight = -0.5 * phi[:, 0] ** 2 - 2 * np.log(precision[:, 0]) + 0.5 * (mean * y).sum(axis=1) / noise**2
+    weight = np.exp(log_weight - log_weight.max())[:, None] / np.exp(log_weight - log_weight.max()).sum()
+    centre = (weight * mean).sum(axis=0)
+    sd = np.sqrt((weight * (np.exp(2 * phi) / precision + (mean - centre) ** 2)).sum(axis=0))
+    q = quiet(FunctionTarget(5, log_density), hyper=[0])
+    assert q.converged
+    draws = q.sample(20_000, np.random.default_rng(1))
+    product = np.exp(draws[:, :1]) * draws[:, 1:]
+    np.testing.assert_allclose((product.mean(axis=0) - centre) / sd, 0, atol=0.1)
+    np.testing.assert_allclose(product.std(axis=0) / sd, 1, atol=0.1)
+
+
 def test_a_row_of_zeros_is_a_constant(fitted):
     design = sparse.vstack([sparse.eye_array(len(COUNTS)), sparse.csr_array((1, len(COUNTS)))]).tocsr()
     q = quiet(plates([*COUNTS, 2], design=design))

@@ -24,7 +24,6 @@ from ppl_backends.approximations.hyper import (
     climb,
     design_around,
     draws_at_points,
-    moments_of,
 )
 from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, judge_design
 from ppl_backends.approximations.inla.latent import GAIN, LatentFit, fit_latent
@@ -182,7 +181,6 @@ class IntegratedLaplace(WithMarginals):
     _described: Any
     _fits: list[LatentFit]
     _hyper_marginals: Marginals
-    _spread: float
 
     @property
     def sd(self) -> Array:
@@ -207,21 +205,8 @@ class IntegratedLaplace(WithMarginals):
         return Marginals.of_densities([self.names[j] for j in index], grid, density)
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """Return ``n`` draws ``(n, dim)``: a point of φ, its kernel, and draws of θ given that point."""
-        points, weights = self.hyper.points, self.hyper.weights
-        which = rng.choice(len(weights), size=n, p=weights)
-        centre, root = moments_of(points, weights)
-        x = np.empty((n, self.dim))
-        noise = self._spread * rng.standard_normal((n, len(centre))) @ root.T
-        x[:, self._described.hyper_coordinates] = (
-            centre + np.sqrt(1 - self._spread**2) * (points - centre)[which] + noise
-        )
-        for k in np.unique(which):
-            at = np.flatnonzero(which == k)
-            x[np.ix_(at, self._described.coordinates)] = self._described.draws(points[k], self._fits[k], len(at), rng)
-        return x
+        """Return ``n`` draws ``(n, dim)``: points of φ, and draws of θ given each."""
 
-    def _draws(self, n: int, rng: np.random.Generator) -> Array:
         def conditional(k: int, size: int) -> Array:
             return self._described.draws(self.hyper.points[k], self._fits[k], size, rng)
 
@@ -280,7 +265,7 @@ def integrate(described: Any, target: BaseTarget) -> IntegratedLaplace:
         of_latent = described.other_mode_share(max(nodes, key=lambda node: node.log_posterior))
         if of_latent > NEGLIGIBLE_SHARE:
             trouble = f"given the hyper-parameters another mode has {of_latent:.0%} of the mass of both"
-    return _result(described, target, nodes, hyper, marginals, log_evidence, figures, trouble, design.spread)
+    return _result(described, target, nodes, hyper, marginals, log_evidence, figures, trouble)
 
 
 def _improved(described: Any, node: Node) -> Node:
@@ -295,7 +280,7 @@ def _without_hyper_parameters(described: Any, target: BaseTarget, posterior: _Po
         raise ModelError(f"{target.label}: the latent variables have no proper posterior")
     hyper = HyperParameters((), node.phi, node.phi[None], np.ones(1), np.zeros(1), "no hyper-parameters")
     none = Marginals((), *(np.empty((0, GRID)),) * 2, *(np.empty(0),) * 3)
-    return _result(described, target, [node], hyper, none, node.log_posterior, {"fits": 1.0}, "", 0.0)
+    return _result(described, target, [node], hyper, none, node.log_posterior, {"fits": 1.0}, "")
 
 
 def _result(
@@ -307,7 +292,6 @@ def _result(
     log_evidence: float,
     figures: dict[str, float],
     trouble: str,
-    spread: float,
 ) -> IntegratedLaplace:
     """Return the mixture over φ, with means and standard deviations of all coordinates."""
     fits, weights = [node.fit for node in nodes], hyper.weights
@@ -320,9 +304,7 @@ def _result(
     mean[described.coordinates], sd[described.coordinates] = latent, np.sqrt(square)
     trouble = trouble or _trouble_of_fits(nodes, weights)
     result = IntegratedLaplace()
-    vars(result).update(
-        mean=mean, _sd=sd, hyper=hyper, _described=described, _fits=fits, _hyper_marginals=marginals, _spread=spread
-    )
+    vars(result).update(mean=mean, _sd=sd, hyper=hyper, _described=described, _fits=fits, _hyper_marginals=marginals)
     about: dict[str, Any] = {"names": target.names, "target": target, "method": "inla", "diagnostics": figures}
     result._describe(target.dim, converged=not trouble, trouble=trouble, log_evidence=log_evidence, **about)
     return result
