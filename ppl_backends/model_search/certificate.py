@@ -2,7 +2,7 @@
 
 If the evidence of model m is off by the factor 1/r_m, the inclusion of a candidate is off by the difference between its mean
 weighted by r and its plain mean. Both are averages over draws of models. A factor that all models share changes nothing
-but the evidence of the whole search.
+but the evidence of the whole search. These changes and their noise are part of the standard errors of the search.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ NOISES = 2.0  # standard errors that are added to these
 
 
 class Certificate(NamedTuple):
-    """What unbiased estimates change: the fault (empty if there is none), and figures."""
+    """A check: its fault (empty if there is none), figures, and errors of inclusions ``(m,)`` and of the log evidence."""
 
     trouble: str
     figures: dict[str, float | int]
+    inclusion_error: Array | float = 0.0
+    log_evidence_error: float = 0.0
 
 
 def certify_evidence(form: Form, space: ModelSpace, evidence: Evidence, bits: Bits) -> Certificate:
@@ -63,7 +65,7 @@ def certify_evidence(form: Form, space: ModelSpace, evidence: Evidence, bits: Bi
     if trouble:
         instead = "'ep' or 'importance_ep'" if evidence.name == "laplace" else "'importance_ep'"
         trouble = f"unbiased estimates for {n} drawn models {trouble}: use evidence={instead}"
-    return Certificate(trouble, figures)
+    return Certificate(trouble, figures, np.hypot(change, noise), float(np.hypot(shift, noise_of_shift)))
 
 
 def _judged(change: Array, noise: Array, shift: float, noise_of_shift: float, names: tuple[str, ...]) -> str:
@@ -117,13 +119,15 @@ def certify_modes(space: ModelSpace, evidence: Evidence, models: Listed) -> Cert
     moved = float(0.5 * np.abs(corrected / corrected.sum() - p / p.sum()).sum())
     shift = float(np.log(corrected.sum() / p.sum()))
     if moved <= LARGEST_CHANGE and shift <= LARGEST_SHIFT:
-        return Certificate("", {"other_modes_move": moved})
+        return Certificate("", {"other_modes_move": moved}, moved, shift)
     first = models.bits[best[np.argmax(gain)]]
     return Certificate(
         f"{evidence.name.upper()} misses modes of {(gain > 0).sum()} of {len(best)} models, the largest with "
         f"{_described(first, space)}, which move {100 * moved:.3g} % of the probability and {shift:.2g} nats of the log "
         "evidence: use sample_smc and compare_evidence",
         {"other_modes_move": moved},
+        moved,
+        shift,
     )
 
 

@@ -210,9 +210,9 @@ def select_variables(
         warnings.warn(
             f"select_variables: {attrs['warnings']}: increase {more}", SamplerWarning, stacklevel=user_level()
         )
-    attrs |= _certified(attrs, certify_convergence(space, chosen, found.models))
-    attrs |= _certified(attrs, certify_modes(space, chosen, found.models))
-    attrs |= _certified(attrs, certify_evidence(form, space, chosen, np.concatenate(found.bits)))
+    found = _certified(attrs, found, certify_convergence(space, chosen, found.models))
+    found = _certified(attrs, found, certify_modes(space, chosen, found.models))
+    found = _certified(attrs, found, certify_evidence(form, space, chosen, np.concatenate(found.bits)))
     return search_inference_data(
         form,
         space,
@@ -281,13 +281,15 @@ def _described(form: Form, space: ModelSpace, evidence: Evidence) -> dict[str, A
     }
 
 
-def _certified(attrs: Mapping[str, Any], certificate: Certificate) -> dict[str, Any]:
-    """Return attributes that the check of approximate evidences changes or adds, and warn if it fails."""
-    if not certificate.trouble:
-        return dict(certificate.figures)
-    warnings.warn(f"select_variables: {certificate.trouble}", SamplerWarning, stacklevel=user_level())
-    said = "; ".join(filter(None, [str(attrs["warnings"]), certificate.trouble]))
-    return {**certificate.figures, "warnings": said, "log_evidence_trusted": 0}
+def _certified(attrs: dict[str, Any], found: Searched, certificate: Certificate) -> Searched:
+    """Add what a check found to attributes in place, and return inclusions with its error; warn if it fails."""
+    attrs |= certificate.figures
+    attrs["log_evidence_se"] = float(np.hypot(attrs["log_evidence_se"], certificate.log_evidence_error))
+    if certificate.trouble:
+        warnings.warn(f"select_variables: {certificate.trouble}", SamplerWarning, stacklevel=user_level())
+        attrs["warnings"] = "; ".join(filter(None, [str(attrs["warnings"]), certificate.trouble]))
+        attrs["log_evidence_trusted"] = 0
+    return found._replace(inclusion_se=np.hypot(found.inclusion_se, certificate.inclusion_error))
 
 
 def _of_runs(runs: Runs) -> dict[str, Any]:
