@@ -95,7 +95,14 @@ def _factor(matrix: sparse.csc_matrix, ordering: str) -> Any:
     """Return SuperLU's factor without pivoting; it raises RuntimeError if the matrix is singular."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", sparse.SparseEfficiencyWarning)
-        return splu(matrix, permc_spec=ordering, diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+        return splu(
+            matrix,
+            permc_spec=ordering,
+            diag_pivot_thresh=0.0,
+            relax=1,  # on symmetric matrices relaxed supernodes and panels take longer than they save
+            panel_size=1,
+            options={"SymmetricMode": True},
+        )
 
 
 def _dense_last(matrix: sparse.csc_matrix) -> Index | None:
