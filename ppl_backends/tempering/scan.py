@@ -31,6 +31,7 @@ from ppl_backends.tempering.replicas import Explorer, Replicas, at_points, calib
 FIRST_ROUND = 16  # scans
 _MOST_MOVES = 16
 _CORRELATED = 0.6  # correlation of V before and after the moves of a scan, above which a scan makes more moves
+_FRESH = 64  # scans for which the reference is drawn at once: a single draw of a PyMC model costs as much as 64
 _POINTS = 2000  # points of a temperature from which a metric is computed
 
 
@@ -49,6 +50,8 @@ class Ensemble(NamedTuple):
         By replica: 1 if it visited the reference last, 2 if it has visited the target since, 0 before either.
     time : int
         Number of scans so far; its parity chooses the pairs that swap next.
+    fresh : Replicas, optional
+        Draws of the reference for the next scans.
     """
 
     replicas: Replicas
@@ -57,6 +60,7 @@ class Ensemble(NamedTuple):
     replica: Index
     ends: Index
     time: int = 0
+    fresh: Replicas | None = None
 
     @property
     def chains(self) -> int:
@@ -134,12 +138,15 @@ def _explore(ensemble: Ensemble, rng: np.random.Generator, tune: bool) -> tuple[
     warm = at > 0
     moved = ensemble.explorer.move(rng, ensemble.replicas.take(warm), at[warm], tune)
     replicas = ensemble.replicas.scatter(warm, moved.replicas)
-    fresh = at_points(path, path.draw(chains, rng).population, np.zeros(chains))
+    left = ensemble.fresh
+    if left is None or not len(left.x):
+        left = at_points(path, path.draw(_FRESH * chains, rng).population, np.zeros(_FRESH * chains))
+    fresh, left = left.take(slice(chains)), left.take(slice(chains, None))
     kept = ensemble.replicas.take(~warm)
     drawn = kept.where(fresh.increment > -np.inf, fresh)  # the reference is restricted to the support
     inside = float(np.mean(fresh.increment > -np.inf))
     acceptance = np.where(np.arange(levels) == 0, inside, moved.acceptance)
-    changed = ensemble._replace(replicas=replicas.scatter(~warm, drawn), explorer=moved.explorer)
+    changed = ensemble._replace(replicas=replicas.scatter(~warm, drawn), explorer=moved.explorer, fresh=left)
     return changed, acceptance, before, inside
 
 
@@ -246,7 +253,8 @@ def adapted(ensemble: Ensemble, record: Record, plan: Plan) -> Ensemble:
     rows = (nearest + ensemble.levels * np.arange(chains)[:, None]).ravel()
     replicas = replace(ensemble.replicas.take(rows), beta=np.tile(betas, chains))
     index = np.tile(np.arange(levels), (chains, 1))
-    return Ensemble(replicas, betas, changed, index, _kept_ends(ensemble, nearest), ensemble.time)
+    ends = _kept_ends(ensemble, nearest)
+    return Ensemble(replicas, betas, changed, index, ends, ensemble.time, ensemble.fresh)
 
 
 def _kept_ends(ensemble: Ensemble, nearest: Index) -> Index:

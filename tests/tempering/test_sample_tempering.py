@@ -340,3 +340,18 @@ def test_a_run_keeps_what_it_is_asked_for():
     assert replace(at_points(path, np.zeros((1, 1)), np.ones(1)), beta=np.zeros(1)).log_density[0] == pytest.approx(
         normal(np.zeros((1, 1)), 0.0, 2.0)[0][0]
     )
+
+
+def test_the_reference_is_drawn_for_many_scans_at_once():
+    calls = []
+
+    def draws(n, rng):
+        calls.append(n)
+        return rng.standard_normal((n, 1))
+
+    def near_one(x):
+        return -0.5 * (x[:, 0] - 1.0) ** 2, 1.0 - x
+
+    target = FunctionTarget(1, near_one, lambda x: (stats.norm.logpdf(x[:, 0]), -x), draws)
+    sample_tempering(target, draws=300, tune=100, chains=2, random_seed=1, progressbar=False)
+    assert len(calls) < 15
