@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from ppl_backends.errors import ModelError
-from ppl_backends.pymc.methods import METHODS, Run, run_method
+from ppl_backends.pymc.methods import METHODS, Run, backend_of, run_method
 from ppl_backends.targets.convert import pymc_model
 
 try:
@@ -57,6 +57,7 @@ class Sampler(_Contract):  # type: ignore[misc, valid-type, unused-ignore]
     method = ""
 
     def __init__(self, **options: Any) -> None:
+        options = _with_backend(type(self).__name__, options)
         function = METHODS[self.method].function
         parameters = inspect.signature(function).parameters
         known = {name for name in parameters if name not in _RUN} - {"model", "data"}
@@ -119,6 +120,17 @@ class Sampler(_Contract):  # type: ignore[misc, valid-type, unused-ignore]
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
         return f"{type(self).__name__}({options})"
+
+
+def _with_backend(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with ``backend`` in place of ``compile_kwargs``, where the contract leaves these to the sampler."""
+    if "compile_kwargs" not in options or "compile_kwargs" in _SIGNATURE.parameters:
+        return options
+    if "backend" in options:
+        raise ModelError(f"{name}: backend and compile_kwargs both choose the compiler; give one of them")
+    backend = backend_of(options["compile_kwargs"])
+    others = {each: value for each, value in options.items() if each != "compile_kwargs"}
+    return others if backend is None else others | {"backend": backend}
 
 
 _RUN = {each.name for each in fields(Run)} - {"unknown"} | {"log_likelihood", "log_prior"}

@@ -186,6 +186,11 @@ def test_the_signature_is_the_installed_contracts(normal, monkeypatch):
         sampler.sample_from_init(model=normal, draws=3, colour="blue")
     with pytest.raises(TypeError):
         sampler.sample_from_init(model=normal, tune=3)
+    # This contract has no compile_kwargs, so they are an option of the sampler.
+    assert pb.pymc.Laplace(compile_kwargs={"mode": "NUMBA"}).options == {"backend": "numba"}
+    assert pb.pymc.Laplace(compile_kwargs={}).options == {}
+    with pytest.raises(ModelError, match="give one of them"):
+        pb.pymc.Laplace(compile_kwargs={"mode": "NUMBA"}, backend="jax")
 
 
 def test_bad_calls(normal):
