@@ -3,6 +3,7 @@
 import re
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -150,6 +151,24 @@ class Unrefused(FilteredDensity):
 def test_zeros_that_are_not_refused_are_found_out():
     with pytest.raises(AssertionError):
         assert_half_normal(chains(density=Unrefused, model=below_the_mean(-np.inf), sign=-1))
+
+
+def test_proposals_outside_the_support_get_no_filter():
+    made = target()
+    density = ParticleMetropolis(made, filter_of(made), n_particles=4, covariance=[[SD**2]]).density
+    rng = np.random.default_rng(1)
+    points, calls, run = density.start(np.full((4, 1), MEAN), rng), [], density.estimator.filter.run_with_normals
+    below = lambda x: np.where(x[:, 0] < MEAN, 0.0, -np.inf)  # noqa: E731
+    density.target = SimpleNamespace(log_density=below)
+
+    def counted(parameters, *rest):
+        calls.append(parameters["mu"])
+        return run(parameters, *rest)
+
+    density.estimator.filter.run_with_normals = counted
+    found = density.beside(points, MEAN + np.array([[-0.1], [0.1], [-0.2], [0.2]]), rng)
+    np.testing.assert_allclose(calls, [[MEAN - 0.1, MEAN - 0.2]])
+    assert np.isfinite(found.estimate).tolist() == [True, False, True, False]
 
 
 def test_numbers_of_particles_are_few():

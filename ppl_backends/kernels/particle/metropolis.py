@@ -80,6 +80,7 @@ class FilterEstimator:
         self.filter = particle_filter if self.correlated and not sorts_numbers else made  # Hilbert's curve needs JAX
         self.n_rows, self._n_normals = particle_filter.n_rows, particle_filter.model.n_normals
         self.n_normals = 1 if self.correlated else None  # marks correlated estimates
+        self.one_by_one = self.filter is not particle_filter  # fewer filters take less time; JAX runs whole batches
 
     def why_zero(self, x: Array) -> str:
         """Return which row no particle explains at a point ``(dim,)``; empty if all have a positive density."""
@@ -141,14 +142,15 @@ class FilteredDensity(EstimatedDensity):
     fewest, most_at_start, most = 32, 256, 16384
 
     def beside(self, points: EstimatedPoints, x: Array, rng: Any) -> EstimatedPoints:
-        """Return proposals ``(n, dim)`` with separate filters."""
+        """Return proposals ``(n, dim)`` with separate filters; none is run outside the support of the prior."""
         log_rest = self.target.log_density(x)
         inside = np.isfinite(log_rest)
+        run = inside if self.estimator.one_by_one else np.full(len(x), True)
         noise = self.moved(points.noise, points.n_estimates, rng)
         estimate = np.full(len(x), -np.inf)
         if inside.any():
-            found = self.estimator(np.where(inside[:, None], x, points.x), points.n_estimates, noise)
-            estimate[inside] = found[inside]
+            found = self.estimator(np.where(inside[:, None], x, points.x)[run], points.n_estimates, noise[run])
+            estimate[inside] = found[inside[run]]
         return replace(points, x=x, log_rest=log_rest, estimate=estimate, noise=noise)
 
     def why_zero(self, x: Array) -> str:
@@ -297,11 +299,10 @@ class ParticleMetropolis(EstimatedMetropolis):
         wanted = CORRELATED if estimator.correlated else INDEPENDENT_ESTIMATES
         density = FilteredDensity(rest_of(target), estimator, estimator.correlation, first, tuning, wanted)
         super().__init__(kernel, density, "take a guided filter (proposal=), or a correlated one (correlation=0.99)")
-        own = estimator.filter is not particle_filter
         self.attributes = {
             "correlation": estimator.correlation,
             "filter": particle_filter.method,
-            "compiled_by": "numba" if own else "jax",
+            "compiled_by": "numba" if estimator.one_by_one else "jax",
         }
 
     def start(self, x: Array, rng: Any) -> ChainState:
