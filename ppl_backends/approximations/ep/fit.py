@@ -19,7 +19,7 @@ from ppl_backends.approximations.ep.parallel import EPRun, Options, Sites, run_p
 from ppl_backends.approximations.ep.reduction import Reduction
 from ppl_backends.approximations.ep.result import EPApproximation, leave_one_out, leave_out_normal
 from ppl_backends.approximations.ep.sharded_target import ShardedTarget
-from ppl_backends.approximations.ep.shards import EPSites, SiteState
+from ppl_backends.approximations.ep.shards import ArrayShard, EPSites, SiteState
 from ppl_backends.approximations.laplace import endless_climb
 from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM, Gaussian
@@ -153,7 +153,7 @@ def fit_ep(
         given = fit(factors, initial, target)
         if given.diagnostics["failed_sites"]:
             _check_possible(target)
-        given = _known_improper(given, factors.prior, target)
+        given = _known_improper(given, factors.prior.proper, target)
         _warn(given)
         return _checked_by_itself(given, given)
     if initial is not None:
@@ -229,15 +229,23 @@ def fit_ep_sharded(
     labels = tuple(names) if names is not None else tuple(f"theta[{j}]" for j in range(dim))
     q = Gaussian.from_covariance(prior.mean + run.q.mean, run.q.cov)
     result = _assemble(run, sites, options, q, log_constant, names=labels)
-    result = _known_improper(result, prior, ShardedTarget(sites, log_constant, labels))
+    proper = prior.proper or any(_bounds(shard, dim) for shard in shards)
+    result = _known_improper(result, proper, ShardedTarget(sites, log_constant, labels))
     _warn(result)
     return result
 
 
-def _known_improper(q: EPApproximation, prior: GaussianPrior, target: BaseTarget) -> EPApproximation:
+def _known_improper(q: EPApproximation, proper: bool, target: BaseTarget) -> EPApproximation:
     """Return the fit, with the trouble that the posterior is improper if it is; sites may settle all the same."""
-    endless = None if prior.proper else endless_climb(target)
+    endless = None if proper else endless_climb(target)
     return q if endless is None else q.replaced(converged=False, trouble=endless.trouble)
+
+
+def _bounds(shard: Any, dim: int) -> bool:
+    """Return whether a shard is a proper prior: mixtures of normal densities in all directions, as spikes and slabs."""
+    if not (isinstance(shard, ArrayShard) and isinstance(shard.sites, NormalMixture)):
+        return False
+    return isinstance(shard.design, np.ndarray) and np.linalg.matrix_rank(shard.design) == dim
 
 
 def _check_fraction(fraction: Fraction, sites: SiteFamily) -> None:
