@@ -491,7 +491,8 @@ def test_likelihood_data_settles_it(name, told, gone, kept):
 def test_refusals_of_whole_programs():
     with pytest.raises(ModelError, match="no statement has data as its outcome"):
         split_of(whole(PRIOR))
-    with pytest.raises(ModelError, match="bounds or size of parameter m depend on observed data"):
+    # The advice to start from Laplace is that of a run from the prior, which adds it; other callers have no start.
+    with pytest.raises(ModelError, match=r"parameter m depend on observed data .*, so its prior cannot be told apart$"):
         split_of(whole("y ~ pareto(m, 2);", parameters="parameters { real<lower=0, upper=min(y)> m; }"))
     with pytest.raises(ModelError, match="names 'nothing', which is not a data variable"):
         split_of(SHAPES["loop"][0], likelihood_data=["nothing"])

@@ -65,8 +65,7 @@ class Derivation:
             if flow.all_data & self.observed:
                 raise ModelError(
                     f"{self.label}: the bounds or size of parameter {name} depend on observed data "
-                    f"({', '.join(sorted(flow.all_data & self.observed))}), so its prior cannot be told apart; "
-                    "start from initial='laplace', which needs no split"
+                    f"({', '.join(sorted(flow.all_data & self.observed))}), so its prior cannot be told apart"
                 )
         self.classes = {number: self._classify(number) for number in sorted(self.flow.terms)}
         if not self.likelihood:
