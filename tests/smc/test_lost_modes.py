@@ -165,6 +165,7 @@ def test_a_wide_mode_around_a_narrow_one_is_found(monkeypatch):
 
 def test_the_draws_double_while_a_second_is_not_over(monkeypatch):
     clock = iter(range(100))
+    monkeypatch.setattr(missed_modes, "_SECONDS", 1.0)
     monkeypatch.setattr(missed_modes.time, "process_time", lambda: 0.0)
     assert list(missed_modes._rounds(100, 12800)) == [1600, 1600, 3200, 6400]
     assert list(missed_modes._rounds(100, 0)) == [0]
