@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,56 +18,26 @@ Method = Callable[..., Any]
 _THINNED = 10  # states of a chain per kept state
 
 
-def _smc(target: BaseTarget, n: int, **options: Any) -> Any:
-    from ppl_backends.smc.sample import sample_smc
+def _named(function: str, settings: Callable[[int], Mapping[str, Any]] = lambda n: {}) -> Method:
+    """Return a public function ``"module:name"``, imported where it is called, with settings for the number of draws."""
+    module, name = function.split(":")
 
-    return sample_smc(target, **{"draws": max(500, 2 * n), "chains": 1, **options})
+    def fit(target: BaseTarget, n: int, **options: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(target, **{**settings(n), **options})
 
-
-def _importance(target: BaseTarget, n: int, **options: Any) -> Any:
-    from ppl_backends.importance import sample_importance
-
-    return sample_importance(target, **{"draws": max(1000, 4 * n), "chains": 1, **options})
-
-
-def _mcmc(target: BaseTarget, n: int, **options: Any) -> Any:
-    from ppl_backends.mcmc.sample import sample_mcmc
-
-    return sample_mcmc(target, **{"draws": _THINNED * n, "chains": 1, **options})
-
-
-def _laplace(target: BaseTarget, n: int, **options: Any) -> Any:
-    from ppl_backends.approximations import fit_laplace
-
-    return fit_laplace(target, **options)
-
-
-def _ep(target: BaseTarget, n: int, **options: Any) -> Any:
-    from ppl_backends.approximations.ep import fit_ep
-
-    return fit_ep(target, **options)
-
-
-def _vi(target: BaseTarget, n: int, **options: Any) -> Any:
-    from ppl_backends.approximations.variational import fit_vi
-
-    return fit_vi(target, **options)
-
-
-def _inla(target: BaseTarget, n: int, **options: Any) -> Any:
-    from ppl_backends.approximations.inla import fit_inla
-
-    return fit_inla(target, **options)
+    return fit
 
 
 METHODS: Mapping[str, Method] = {
-    "smc": _smc,
-    "importance": _importance,
-    "mcmc": _mcmc,
-    "laplace": _laplace,
-    "ep": _ep,
-    "vi": _vi,
-    "inla": _inla,
+    "smc": _named("ppl_backends.smc.sample:sample_smc", lambda n: {"draws": max(500, 2 * n), "chains": 1}),
+    "importance": _named(
+        "ppl_backends.importance:sample_importance", lambda n: {"draws": max(1000, 4 * n), "chains": 1}
+    ),
+    "mcmc": _named("ppl_backends.mcmc.sample:sample_mcmc", lambda n: {"draws": _THINNED * n, "chains": 1}),
+    "laplace": _named("ppl_backends.approximations:fit_laplace"),
+    "ep": _named("ppl_backends.approximations.ep:fit_ep"),
+    "vi": _named("ppl_backends.approximations.variational:fit_vi"),
+    "inla": _named("ppl_backends.approximations.inla:fit_inla"),
 }
 """Methods by name. Each gets a target, the number of draws, and options of the public function."""
 
