@@ -26,10 +26,28 @@ def _normal(x: Any, mean: Any, sd: Any) -> Any:
     return -0.5 * ((x - mean) / sd) ** 2 - _numpy().log(sd) - 0.5 * LOG_2PI
 
 
-def _conditional(mean: Any, variance: Any, y: Any, noise: Any) -> tuple[Any, Any]:
-    """Return mean and sd of a normal state given y = state + N(0, noise)."""
-    new_variance = 1 / (1 / variance + 1 / noise)
-    return new_variance * (mean / variance + y / noise), _numpy().sqrt(new_variance)
+def _seen_with_noise(
+    first: Callable[[Any], tuple[Any, Any]], mean_of: Callable[[Any, Any], Any], linear: LinearGaussian | None = None
+) -> StateSpaceModel:
+    """Return a scalar state with transition N(mean, σ_x²), seen with noise σ_y; ``first`` has its first mean and sd."""
+
+    def propose(p: Any, t: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
+        """Return a draw of the exact conditional distribution of the state, and its log density."""
+        mean, sd = first(p) if x is None else (mean_of(p, x), p.sigma_x)
+        noise = p.sigma_y**2
+        variance = 1 / (1 / sd**2 + 1 / noise)
+        new_mean, new_sd = variance * (mean / sd**2 + y / noise), _numpy().sqrt(variance)
+        return new_mean + new_sd * z, -0.5 * z**2 - _numpy().log(new_sd) - 0.5 * LOG_2PI
+
+    return StateSpaceModel(
+        initial=lambda p, z: first(p)[1] * z,
+        transition=lambda p, t, x, z: mean_of(p, x) + p.sigma_x * z,
+        log_observation=lambda p, t, x, y: _normal(y, x, p.sigma_y),
+        log_transition=lambda p, t, x, new: _normal(new, mean_of(p, x), p.sigma_x),
+        log_initial=lambda p, x: _normal(x, *first(p)),
+        proposal=propose,
+        linear_gaussian=linear,
+    )
 
 
 @checked(matrices=none | a_function("a function of p that returns (m0, P0, A, c, Q, H, d, R)"), dim=integer(1))
@@ -70,22 +88,11 @@ def linear_gaussian(matrices: Callable[[Any], tuple[Any, ...]] | None = None, *,
     def stationary(p: Any) -> Any:
         return p.sigma_x / _numpy().sqrt(1 - p.rho**2)
 
-    def propose(p: Any, t: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
-        mean, variance = (0.0 * p.rho, stationary(p) ** 2) if x is None else (p.rho * x, p.sigma_x**2)
-        new_mean, sd = _conditional(mean, variance, y, p.sigma_y**2)
-        return new_mean + sd * z, -0.5 * z**2 - _numpy().log(sd) - 0.5 * LOG_2PI
-
     def scalar_matrices(p: Any) -> tuple[Any, ...]:
         return 0.0, stationary(p) ** 2, p.rho, 0.0, p.sigma_x**2, 1.0, 0.0, p.sigma_y**2
 
-    return StateSpaceModel(
-        initial=lambda p, z: stationary(p) * z,
-        transition=lambda p, t, x, z: p.rho * x + p.sigma_x * z,
-        log_observation=lambda p, t, x, y: _normal(y, x, p.sigma_y),
-        log_transition=lambda p, t, x, new: _normal(new, p.rho * x, p.sigma_x),
-        log_initial=lambda p, x: _normal(x, 0.0, stationary(p)),
-        proposal=propose,
-        linear_gaussian=LinearGaussian(scalar_matrices),
+    return _seen_with_noise(
+        lambda p: (0.0 * p.rho, stationary(p)), lambda p, x: p.rho * x, LinearGaussian(scalar_matrices)
     )
 
 
@@ -260,22 +267,7 @@ def theta_logistic() -> StateSpaceModel:
     1
     """
 
-    def mean_of(p: Any, x: Any) -> Any:
-        return x + p.tau0 - p.tau1 * _numpy().exp(p.tau2 * x)
-
-    def propose(p: Any, t: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
-        mean, variance = (0.0 * p.tau0, 1.0) if x is None else (mean_of(p, x), p.sigma_x**2)
-        new_mean, sd = _conditional(mean, variance, y, p.sigma_y**2)
-        return new_mean + sd * z, -0.5 * z**2 - _numpy().log(sd) - 0.5 * LOG_2PI
-
-    return StateSpaceModel(
-        initial=lambda p, z: z,
-        transition=lambda p, t, x, z: mean_of(p, x) + p.sigma_x * z,
-        log_observation=lambda p, t, x, y: _normal(y, x, p.sigma_y),
-        log_transition=lambda p, t, x, new: _normal(new, mean_of(p, x), p.sigma_x),
-        log_initial=lambda p, x: _normal(x, 0.0, 1.0),
-        proposal=propose,
-    )
+    return _seen_with_noise(lambda p: (0.0 * p.tau0, 1.0), lambda p, x: x + p.tau0 - p.tau1 * _numpy().exp(p.tau2 * x))
 
 
 @checked(interval=number(above=0), steps=integer(1))
