@@ -64,7 +64,7 @@ class ChainProgress:
         if completed >= 1.0:
             self._ended.setdefault(chain, perf_counter())
         left = clock(seconds * (1.0 - completed) / completed) if completed > 0.0 else ""
-        shown: dict[str, Any] = {name: _short(value) for name, value in figures.items()}
+        shown: dict[str, Any] = {k: v if isinstance(v, str) else f"{v:.3g}" for k, v in figures.items()}
         self._progress.update(self._tasks[chain], completed=completed, elapsed=clock(seconds), left=left, **shown)
         if not self._drawn and perf_counter() - self._began > PATIENCE:
             self._drawn = True
@@ -102,7 +102,3 @@ def _fitting(fields: Sequence[str], room: int) -> list[str]:
     while len(kept) > 1 and sum(max(len(name), VALUE) + 2 for name in kept) > room:
         kept.pop(len(kept) // 2)
     return kept
-
-
-def _short(value: float | int | str) -> str:
-    return value if isinstance(value, str) else f"{value:.3g}"

@@ -156,7 +156,7 @@ class GibbsPosterior(WrappedTarget):
         self.loss: Loss | None = None
         self.X = self.y = None
         self._gaussian_factors: Factors | None = None
-        if _is_expression(loss):
+        if type(loss).__module__.startswith("pytensor") or type(loss).__name__ == "TensorVariable":
             from ppl_backends.gibbs.expression import ExpressionRisk
 
             _refuse_data(X, y)
@@ -431,10 +431,6 @@ def _checked_data(loss: Loss, X: Any, y: Any, offset: Any) -> tuple[Array, Array
     if not np.isfinite(offset).all():
         raise ModelError("offset has values that are not finite")
     return X, y, offset
-
-
-def _is_expression(loss: Any) -> bool:
-    return type(loss).__module__.startswith("pytensor") or type(loss).__name__ == "TensorVariable"
 
 
 def _refuse_data(X: Any, y: Any) -> None:

@@ -11,7 +11,6 @@ from ppl_backends.checks.sensitivity import LIKELIHOOD, PRIOR, Sensitivity
 from ppl_backends.errors import ModelError
 from ppl_backends.options import checked, choice, instance, none, several_names
 from ppl_backends.plots.axes import table_of_panels
-from ppl_backends.targets.protocol import Array
 
 _MOST = 4  # quantities that are drawn by default
 
@@ -94,8 +93,8 @@ def _most_sensitive(result: Sensitivity, components: Sequence[str]) -> list[str]
 def _distributions(axis: Any, result: Sensitivity, component: str, name: str) -> None:
     """Plot one distribution function for each power, from low to high."""
     powers = result.moments["power"].values
-    colours = _colours(powers)
-    for power, colour in zip(powers, colours, strict=True):
+    for power in powers:
+        colour = "black" if power == 1 else "tab:blue" if power < 1 else "tab:red"
         values, weight = result.values(component, float(power), name)
         order = np.argsort(values)
         axis.plot(values[order], np.cumsum(weight[order]), color=colour, label=f"{power:g}", linewidth=1.5)
@@ -110,8 +109,3 @@ def _moments(axis: Any, result: Sensitivity, component: str, name: str) -> None:
     axis.errorbar(powers, mean, 2 * figures["mean_se"].values, marker="o", capsize=3)
     axis.set(xscale="log", xlabel="power", ylabel=name, xticks=powers, xticklabels=[f"{p:g}" for p in powers])
     axis.minorticks_off()
-
-
-def _colours(powers: Array) -> list[Any]:
-    """Return blue below one, black at one and red above."""
-    return ["black" if power == 1 else "tab:blue" if power < 1 else "tab:red" for power in powers]

@@ -193,7 +193,8 @@ def distrust(figures: Figures, len_chain: int | None = None, names: Sequence[str
 
 def _not_mixed(runs: Sequence[SMCResult], len_chain: int | None) -> list[str]:
     """Return a reason if particles still correlate with their positions before the moves."""
-    moves = _all_moves(runs)
+    stages = [stage for run in runs for stage in [*run.start.stages, *run.stages]]
+    moves = [stage.moves for stage in stages if stage.moves is not None]
     if not moves or all(run.stages[-1].n_lineages >= _ENOUGH_LINEAGES for run in runs):
         return []
     slow = [move for move in moves if _is_correlated(move)]
@@ -300,10 +301,6 @@ def advice_for_neck(name: str, shapes_others: bool = True) -> str:
         f"no prior depends on {name}, so the model is non-centred there: give {name} and the variables that it is multiplied "
         "by priors with lighter tails, or write their product as one variable (centred)"
     )
-
-
-def _all_moves(runs: Sequence[SMCResult]) -> list[MoveSummary]:
-    return [stage.moves for run in runs for stage in [*run.start.stages, *run.stages] if stage.moves is not None]
 
 
 def _is_correlated(move: MoveSummary) -> bool:

@@ -249,7 +249,9 @@ def constrained_mean(mean: Array, precision: sparse.csc_matrix, constraints: Arr
     apart = constraints @ mean
     if not np.any(apart):
         return mean
-    along = constraints.T if _is_intrinsic(precision, constraints) else _covariance_with(precision, constraints)
+    along = constraints.T
+    if not _is_intrinsic(precision, constraints):
+        along = SparseCholesky(precision).solve(np.ascontiguousarray(along))  # Q⁻¹Cᵀ
     return mean - along @ np.linalg.solve(constraints @ along, apart)
 
 
@@ -257,11 +259,6 @@ def _is_intrinsic(precision: sparse.csc_matrix, constraints: Array) -> bool:
     """Return whether a precision is singular along the constraints."""
     along = np.abs(precision @ constraints.T).max()
     return bool(along <= INTRINSIC * abs(precision).max() * np.abs(constraints).max())
-
-
-def _covariance_with(precision: sparse.csc_matrix, constraints: Array) -> Array:
-    """Return Q⁻¹Cᵀ ``(d, k)``."""
-    return SparseCholesky(precision).solve(np.ascontiguousarray(constraints.T))
 
 
 def log_determinant(precision: sparse.csc_matrix, constraints: Array | None) -> float:

@@ -206,8 +206,9 @@ def fit_vi(
         members = [make_family(family, base.mean, base.factor, largest_rank, fit_rng) for base in bases]
         member = _best(target, members, tolerance, fit_rng)
         first = draws or _first_draws(method, gradient, family, target.dim)
+        most_draws = max(4096, 16 * first) if method == "fixed" else 512
         optimise, most = _optimiser(method, gradient, minibatch, climbs)
-        search = Search(first, max_draws or _most_draws(method, first), tolerance, max_iterations or most, qmc)
+        search = Search(first, max_draws or most_draws, tolerance, max_iterations or most, qmc)
         if annealing is not None:
             member = _anneal(target, member, ladder(annealing), search, gradient, fit_rng, progress)
         fit = optimise(target, member, search._replace(report=_reporter(progress, tolerance)), fit_rng)
@@ -269,10 +270,6 @@ def _first_draws(method: str, gradient: str, family: str, dim: int) -> int:
         return 8
     least = 8 * dim if family == "dense" and gradient != "score" else 256 if family == "low_rank" else 64
     return 2 ** int(np.ceil(np.log2(max(64, least))))
-
-
-def _most_draws(method: str, first: int) -> int:
-    return max(4096, 16 * first) if method == "fixed" else 512
 
 
 def _optimiser(

@@ -17,15 +17,11 @@ from ppl_backends.numerics.arrays import Array
 __all__ = ["KERNELS", "log_kernel", "log_kernel_volume"]
 
 
-def _epanechnikov(r: Array) -> Array:
-    return np.log(np.maximum(1 - r**2, 0.0))
-
-
 KERNELS: dict[str, tuple[Callable[[Array], Array], Callable[[int], float]]] = {
     "uniform": (lambda r: np.where(r <= 1, 0.0, -np.inf), lambda k: 0.0),
     "gaussian": (lambda r: -0.5 * r**2, lambda k: 0.5 * k * np.log(2) + gammaln(0.5 * k + 1)),
     "laplace": (lambda r: -r, lambda k: gammaln(k + 1)),
-    "epanechnikov": (_epanechnikov, lambda k: np.log(2 / (k + 2))),
+    "epanechnikov": (lambda r: np.log(np.maximum(1 - r**2, 0.0)), lambda k: np.log(2 / (k + 2))),
 }
 """Kernels by name: log K at a distance of r tolerances, and log ∫₀^∞ K(r) k r^{k−1} dr, the volume over a k-ball's."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,17 +66,13 @@ class Experiment:
             ]
             parts, apart = [summaries for summaries, _ in found], [distances for _, distances in found]
             if self.joint == "energy":
-                total = self.unit * sum(_energy(part, d) for part, d in zip(self.discrepancies, apart, strict=True))
+                pairs = zip(self.discrepancies, apart, strict=True)  # each −log of PyMC's kernel at its ε
+                total = self.unit * sum(0.5 * d**2 if part.norm == 2 else d for part, d in pairs)
             elif len(apart) == 1:
                 total = apart[0]
             else:
                 total = sum(apart) if self.joint == "manhattan" else np.sqrt(sum(d**2 for d in apart))
         return np.asarray(total), np.concatenate(parts, axis=1), data
-
-
-def _energy(discrepancy: Discrepancy, distance: Array) -> Array:
-    """Return −log of PyMC's kernel at its ε."""
-    return 0.5 * distance**2 if discrepancy.norm == 2 else distance
 
 
 class AbcTarget(WrappedTarget):
@@ -292,11 +287,7 @@ def _of_generated(
         raise ModelError(f"observed= has shape {data_set.shape}; {name!r} of {target.label} has shape {shape}")
     simulator = Simulator(name, shape, _Generated(target, name), _GeneratedOne(target, name))
     experiment = Experiment((simulator,), (discrepancy,), "euclidean")
-    return AbcProblem(target, experiment, [_as_points], settings, {name: data_set})
-
-
-def _as_points(x: Array, rng: np.random.Generator) -> dict[str, NDArray]:
-    return {"unconstrained point": x}
+    return AbcProblem(target, experiment, [lambda x, rng: {"unconstrained point": x}], settings, {name: data_set})
 
 
 @dataclass(frozen=True)
@@ -379,14 +370,10 @@ def _of_simulators(
     return AbcProblem(
         target,
         Experiment(simulators, discrepancies, joint, unit),
-        [partial(_without_rng, function) for function in functions],
+        [lambda x, rng, function=function: function(x) for function in functions],
         Settings(last, kernel or natural),
         {variable.name: variable.observed for variable in variables},
     )
-
-
-def _without_rng(function: Callable[[Array], Any], x: Array, rng: np.random.Generator) -> Any:
-    return function(x)
 
 
 def _tolerances(variables: Any, epsilon: Any, energy: bool) -> tuple[list[Any], float | None, float]:

@@ -16,7 +16,6 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.distributions.truncated import TruncatedRV
 from pymc.logprob.abstract import _icdf
-from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace, vectorize_graph
@@ -43,7 +42,7 @@ from ppl_backends.targets.pymc.graph import (
     io_toposort,
 )
 from ppl_backends.targets.pymc.masses import exchangeable_and_ordered, has_default_transform
-from ppl_backends.targets.pymc.priors import inline_composite, merged, prior_replacements, refuse_improper
+from ppl_backends.targets.pymc.priors import expanded, prior_replacements, refuse_improper
 from ppl_backends.targets.pymc.rewrites import replace_checks
 from ppl_backends.targets.pymc.survival import truncated_normal_quantile, truncated_quantile
 
@@ -130,7 +129,7 @@ def _refuse_restricted(model: pm.Model, rv: Variable) -> None:
 
 def _inverted(graphs: list[Variable], names: list[str], point: Variable) -> tuple[list[Variable], int]:
     """Return the graphs as functions of one vector of uniforms, and the length of that vector."""
-    graphs = _expanded(graphs, names)
+    graphs = expanded(graphs, kept=lambda node: _inverse(node) is not None)
     nodes = [node for node in io_toposort([], graphs) if _is_random(node)]
     for node in nodes:
         if not isinstance(node.op, RandomVariable) and _inverse(node) is None:
@@ -152,20 +151,6 @@ def _inverted(graphs: list[Variable], names: list[str], point: Variable) -> tupl
         done[_draw(node)] = pt.broadcast_to(value, shape).astype(_draw(node).dtype)
         used += n
     return clone_replace(graphs, done, rebuild_strict=False), used
-
-
-def _expanded(graphs: list[Variable], names: list[str]) -> list[Variable]:
-    """Expand composites, except those that have an inverse."""
-    graphs = merged(graphs)
-    while True:
-        composites = [
-            node
-            for node in io_toposort([], graphs)
-            if isinstance(node.op, OpFromGraph) and _is_random(node) and _inverse(node) is None
-        ]
-        if not composites:
-            return graphs
-        graphs = inline_composite(graphs, composites[0])
 
 
 def _is_random(node: Apply) -> bool:
@@ -237,14 +222,6 @@ def _sticks(share: Variable) -> Variable:
     return pt.concatenate([share * before, left[..., -1:]], axis=-1)
 
 
-def _truncated_normal(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
-    return truncated_normal_quantile(u, *parameters)
-
-
-def _bernoulli(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
-    return u > 1 - parameters[0]
-
-
 def _categorical(u: Variable, parameters: Sequence[Variable], shape: tuple[int, ...]) -> Variable:
     cumulated = pt.cumsum(parameters[0], axis=-1)[..., :-1]
     return pt.sum(pt.expand_dims(u, -1) > cumulated, axis=-1)
@@ -258,7 +235,7 @@ _OWN: dict[type, Callable[[Variable, Sequence[Variable], tuple[int, ...]], Varia
     MvNormalRV: _mv_normal,
     DirichletRV: _dirichlet,
     _STICK_BREAKING: _stick_breaking,
-    _TRUNCATED_NORMAL: _truncated_normal,
-    BernoulliRV: _bernoulli,
+    _TRUNCATED_NORMAL: lambda u, parameters, shape: truncated_normal_quantile(u, *parameters),
+    BernoulliRV: lambda u, parameters, shape: u > 1 - parameters[0],
     CategoricalRV: _categorical,
 }

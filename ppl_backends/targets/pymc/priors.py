@@ -71,7 +71,7 @@ class PriorDraws:
     """Draws of graphs of random variables, all at once if every operation can have a batch axis."""
 
     def __init__(self, graphs: Sequence[Variable]) -> None:
-        graphs = _expand_composites(list(graphs))
+        graphs = expanded(list(graphs))
         self._ndims = [graph.type.ndim for graph in graphs]
         self._loop = random_function(graphs)
         size = pt.lscalar("n")
@@ -130,7 +130,9 @@ class PriorSampler:
 
         self._draws, where = draws(()), coordinates(shapes)
         lost = self._lost(where)
-        rounded = [rv for rv in lost if _is_clipped(model.rvs_to_transforms[rv])]
+        # A draw that rounds to a bound of these can take the next number inside.
+        clipped = LogTransform | LogOddsTransform | SimplexTransform
+        rounded = [rv for rv in lost if isinstance(model.rvs_to_transforms[rv], clipped)]
         if rounded:
             self._draws = draws(rounded)
             lost = self._lost(where)
@@ -203,11 +205,6 @@ def _refuse_lost(shares: Mapping[Variable, float]) -> None:
             "where the unconstrained value is not finite, so that the rest would not follow the prior: use "
             "initial='laplace'"
         )
-
-
-def _is_clipped(transform: Any) -> bool:
-    """Return whether draws that round to a bound can take the next number inside."""
-    return isinstance(transform, LogTransform | LogOddsTransform | SimplexTransform)
 
 
 def _inside(rv: Variable, transform: Any) -> Variable:
@@ -336,24 +333,21 @@ def refuse_improper(rv: Variable) -> None:
         )
 
 
-def _expand_composites(graphs: list[Variable]) -> list[Variable]:
-    """Replace every composite distribution by the graph of elementary random variables inside it."""
+def expanded(graphs: list[Variable], kept: Callable[[Apply], bool] = lambda node: False) -> list[Variable]:
+    """Replace composite distributions that are not ``kept`` by the graphs of elementary random variables inside them."""
     graphs = merged(graphs)
     while True:
         composites = [
             node
             for node in io_toposort([], graphs)
-            if isinstance(node.op, OpFromGraph) and any(isinstance(v.type, RandomType) for v in node.inputs)
+            if isinstance(node.op, OpFromGraph)
+            and any(isinstance(v.type, RandomType) for v in node.inputs)
+            and not kept(node)
         ]
         if not composites:
             return graphs
-        graphs = inline_composite(graphs, composites[0])
-
-
-def inline_composite(graphs: list[Variable], node: Apply) -> list[Variable]:
-    """Return the graphs with one composite replaced by the graph inside it."""
-    inner = dict(zip(node.outputs, inline_ofg_node(node), strict=True))
-    return merged(clone_replace(graphs, inner, rebuild_strict=False))
+        inner = dict(zip(composites[0].outputs, inline_ofg_node(composites[0]), strict=True))
+        graphs = merged(clone_replace(graphs, inner, rebuild_strict=False))
 
 
 def merged(graphs: list[Variable]) -> list[Variable]:

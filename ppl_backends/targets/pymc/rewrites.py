@@ -108,7 +108,8 @@ def in_double(graphs: Sequence[Variable], random: bool = False) -> list[Variable
     float64 values to the precision of float32 constants. Random variables stay what they are, unless these are
     asked for (``random``).
     """
-    new = {v: pt.constant(v.data.astype("float64")) for v in ancestors(graphs) if _is_short(v)}
+    short = [v for v in ancestors(graphs) if isinstance(v, TensorConstant) and v.dtype == "float32"]
+    new = {v: pt.constant(v.data.astype("float64")) for v in short}
     for node in io_toposort([], list(graphs)):
         if not random and any(isinstance(v.type, RandomType) for v in node.inputs):
             continue
@@ -124,10 +125,6 @@ def in_double(graphs: Sequence[Variable], random: bool = False) -> list[Variable
             for old, made in zip(node.outputs, op.make_node(*inputs).outputs, strict=True):
                 made.name, new[old] = old.name, made
     return [new.get(graph, graph) for graph in graphs]
-
-
-def _is_short(variable: Variable) -> bool:
-    return isinstance(variable, TensorConstant) and variable.dtype == "float32"
 
 
 def _is_function_of_integers(node: Apply, inputs: Sequence[Variable]) -> bool:

@@ -136,10 +136,6 @@ def _normal_quantile_above(p: Variable) -> Variable:
     return np.sqrt(2.0) * pt.erfcinv(2 * p)
 
 
-def _exponential(known: Tails, mean: Variable) -> Tails:
-    return _weibull(known, pt.ones_like(mean), mean)
-
-
 def _weibull(known: Tails, shape: Variable, scale: Variable) -> Tails:
     return Tails(
         lambda x: -pt.expm1(-((pt.maximum(x, 0) / scale) ** shape)),
@@ -230,7 +226,7 @@ _KNOWN: dict[type, tuple[int, Callable[..., Tails]]] = {
     pm.Logistic.rv_type: (2, _symmetric),
     pm.Cauchy.rv_type: (2, _cauchy),
     pm.StudentT.rv_type: (3, _student),
-    pm.Exponential.rv_type: (1, _exponential),
+    pm.Exponential.rv_type: (1, lambda known, mean: _weibull(known, pt.ones_like(mean), mean)),
     pm.Weibull.rv_type: (2, _weibull),
     pm.Gamma.rv_type: (2, _gamma),
     pm.InverseGamma.rv_type: (2, _inverse_gamma),

@@ -131,7 +131,8 @@ def _open_folder(root: Path, source: str) -> Toolchain:
         stanc, includes = root / "stanc", [root / "include"]
         libraries, archives = root / "lib", (root / "lib").glob("libsundials_*.a")
     else:
-        stanc, math = root / "bin" / _executable("stanc"), root / "stan" / "lib" / "stan_math"
+        name = "stanc.exe" if platform.system() == "Windows" else "stanc"
+        stanc, math = root / "bin" / name, root / "stan" / "lib" / "stan_math"
         patterns = ("eigen_*", "boost_*", "sundials_*/include", "sundials_*/src/sundials", "tbb_*/include")
         vendored = [folder for pattern in patterns for folder in sorted((math / "lib").glob(pattern))]
         rapidjson = sorted((root / "stan" / "lib").glob("rapidjson_*"))
@@ -147,10 +148,6 @@ def _open_folder(root: Path, source: str) -> Toolchain:
     if missing or version is None or tbb is None:
         raise CompilationError(f"{source}: {root} holds no Stan toolchain (without {missing[0]}); {HOW_TO_INSTALL}")
     return Toolchain(source, root, stanc, version, tuple(includes), tbb, tuple(sorted(archives)))
-
-
-def _executable(name: str) -> str:
-    return name + ".exe" if platform.system() == "Windows" else name
 
 
 def _header_version(includes: list[Path]) -> str | None:

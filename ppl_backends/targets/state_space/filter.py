@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,7 +163,7 @@ class Filter:
         seeds = state.seeds if seeds is None else np.asarray(seeds, dtype=np.uint64)
         self.state_shape(parameters)
         length = 1 if n_steps == 1 else len(self.rows["y"])
-        program = partial(_advance, self.rule("seeds"), length)
+        program = _compiled("advance", self.rule("seeds"), length)
         carry = (state.x, state.log_weights, state.log_likelihood)
         x, log_weights, log_likelihood, increments = self._blocks(
             lambda block: program(block["p"], block["seeds"], self.rows, *block["carry"], t, t + n_steps),
@@ -191,7 +191,7 @@ class Filter:
         if np.shape(normals) != (n_theta, self.n_normals(n_x)):
             raise ModelError(f"normals have shape {np.shape(normals)}; expected (n_theta, {self.n_normals(n_x)})")
         carry = (np.zeros((n_theta, n_x, *own)), np.zeros((n_theta, n_x)), np.zeros(n_theta))
-        program = partial(_advance, self.rule("normals", smooth), 1)
+        program = _compiled("advance", self.rule("normals", smooth), 1)
 
         def run(block: Any) -> Any:
             return program(block["p"], self._by_row(block["normals"]), self.rows, *block["carry"], 0, self.n_rows)
@@ -222,7 +222,8 @@ class Filter:
         if reserved:
             raise ModelError(f"{reserved.pop()!r} is the name of a parameter and of a covariate: rename one")
         with double_precision():
-            shape = _state_shape(self.rule("seeds"), shapes, _row_shapes(self.rows))
+            row_shapes = tuple((name, np.shape(value)) for name, value in self.rows.items())
+            shape = _state_shape(self.rule("seeds"), shapes, row_shapes)
             if not self._indices_checked:
                 self._check_indices(parameters)
         return shape
@@ -277,10 +278,6 @@ class Filter:
         return [np.concatenate(part) for part in zip(*parts, strict=True)] if len(parts) > 1 else parts[0]
 
 
-def _row_shapes(rows: Mapping[str, Array]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple((name, np.shape(value)) for name, value in rows.items())
-
-
 @lru_cache(maxsize=64)
 def _state_shape(rule: Any, shapes: Any, row_shapes: Any) -> tuple[int, ...]:
     from ppl_backends.targets.state_space.step import check_shapes
@@ -288,10 +285,6 @@ def _state_shape(rule: Any, shapes: Any, row_shapes: Any) -> tuple[int, ...]:
     values = {name: np.zeros((1, *shape)) for name, shape in shapes}
     rows = {name: np.zeros(shape, dtype=bool if name == "missing" else np.float64) for name, shape in row_shapes}
     return check_shapes(rule, values, rows)
-
-
-def _advance(rule: Any, length: int, *arguments: Any) -> Any:
-    return _compiled("advance", rule, length)(*arguments)
 
 
 @lru_cache(maxsize=64)

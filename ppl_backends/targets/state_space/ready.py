@@ -266,7 +266,6 @@ def theta_logistic() -> StateSpaceModel:
     >>> pb.state_space.theta_logistic().n_normals
     1
     """
-
     return _seen_with_noise(lambda p: (0.0 * p.tau0, 1.0), lambda p, x: x + p.tau0 - p.tau1 * _numpy().exp(p.tau2 * x))
 
 
