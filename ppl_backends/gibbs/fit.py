@@ -169,18 +169,15 @@ def fit_gibbs_vi_path(
     return _fit_along(last, ALIASES.get(family, family), rates[:-1], None, tolerance, max_iterations)
 
 
-def default_ladder(learning_rate: float) -> np.ndarray:
-    """Return geometric steps from a hundredth of λ up to it, without λ itself."""
-    return learning_rate * np.geomspace(0.01, 1.0, N_TEMPERATURES)[:-1]
-
-
 def _fit_along(
     posterior: GibbsPosterior, family: str, ladder: Any, start: Any, tolerance: float, max_iterations: int
 ) -> list[GibbsVI]:
     problem = ScoreProblem(posterior)
     every = ladder is not None
     if ladder is None:
-        ladder = [] if problem.loss.convex or start is not None else default_ladder(posterior.learning_rate)
+        needed = not problem.loss.convex and start is None
+        # geometric steps from a hundredth of λ up to it, without λ itself
+        ladder = posterior.learning_rate * np.geomspace(0.01, 1.0, N_TEMPERATURES)[:-1] if needed else []
     rates = [*as_floats("ladder", ladder), posterior.learning_rate]
     q = None if start is None else _start(family, start)
     trace, results = [], []

@@ -88,11 +88,6 @@ class PriorScaleChoice(NamedTuple):
     log_evidence: Array
 
 
-def default_grid(n: int) -> Array:
-    """Return eight rates from n/16 to 8n: η from 1/16 to 8, in powers of two."""
-    return np.exp2(np.arange(-4.0, 4.0)) * float(n)
-
-
 @checked(
     posterior=POSTERIOR,
     grid=none | increasing(above=0),
@@ -161,7 +156,8 @@ def choose_learning_rate(
     >>> choice.posterior.tuning
     (TuningRecord(what='learning rate', how='cross-validation', candidates=2),)
     """
-    rates = default_grid(posterior.n) if grid is None else as_floats("grid", grid)
+    # by default eight rates from n/16 to 8n: η from 1/16 to 8, in powers of two
+    rates = np.exp2(np.arange(-4.0, 4.0)) * float(posterior.n) if grid is None else as_floats("grid", grid)
     certified = method in ("bound", "annealing")
     if certificate and not certified:
         raise ModelError(f"{next(iter(certificate))!r} is an option of method='bound' and 'annealing' only")

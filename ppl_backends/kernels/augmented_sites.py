@@ -85,10 +85,6 @@ def polya_gamma_sampler() -> Callable[..., Any]:
     return sampler
 
 
-def _probit(sites: Probit, rng: Any, s: Array) -> Latents:
-    return np.ones_like(s), normals_on_a_side(rng, s, sites.sign)
-
-
 def _logit(sites: Logit, rng: Any, s: Array, power: Array | float = 1.0) -> Latents:
     omega = polya_gamma(rng, power * sites.trials, s)
     return omega, np.broadcast_to(power * (sites.successes - 0.5 * sites.trials), s.shape)
@@ -131,19 +127,15 @@ def _normal(sites: Normal, rng: Any, s: Array, power: Array | float = 1.0) -> La
     return weight, weight * sites.y
 
 
-def _powered(sites: PoweredSites, rng: Any, s: Array) -> Latents:
-    return POWERED[type(sites.family)](sites.family, rng, s, sites.power)
-
-
 AUGMENTED: dict[type[SiteFamily], Callable[[Any, Any, Array], Latents]] = {
-    Probit: _probit,
+    Probit: lambda sites, rng, s: (np.ones_like(s), normals_on_a_side(rng, s, sites.sign)),
     Logit: _logit,
     NegativeBinomial: _negative_binomial,
     StudentT: _student,
     Laplace: _laplace,
     NormalMixture: _mixture,
     Normal: _normal,
-    PoweredSites: _powered,
+    PoweredSites: lambda sites, rng, s: POWERED[type(sites.family)](sites.family, rng, s, sites.power),
 }
 """Families, and functions that draw their latent variables: ``(sites, rng, s) -> (w, v)``."""
 

@@ -150,11 +150,6 @@ class HierarchicalApproximation(Approximation):
         return density
 
 
-def fit_hierarchical(x: Array) -> HierarchicalApproximation:
-    """Return the triangular map fitted to points ``(n, dim)``."""
-    return HierarchicalApproximation(x)
-
-
 def _features(hubs: Array) -> Array:
     """Return 1, ξ and (ξ² − 1)/√2 of whitened hubs, with the last cut, ``(n, 1 + 2 hubs)``: orthonormal for a Gaussian."""
     cut = np.clip(hubs, -_FURTHEST, _FURTHEST)

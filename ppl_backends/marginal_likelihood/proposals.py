@@ -12,7 +12,7 @@ from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.tails import fit_mixture, is_nearer, student_mixture
 from ppl_backends.kernels.metric import metric_from_points
-from ppl_backends.marginal_likelihood.hierarchical import fit_hierarchical
+from ppl_backends.marginal_likelihood.hierarchical import HierarchicalApproximation
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.targets.protocol import Array
 
@@ -44,7 +44,12 @@ def fit_modes(x: Array) -> Any:
     )
 
 
-FITS = {"gaussian": fit_gaussian, "student": fit_student, "mixture": fit_modes, "hierarchical": fit_hierarchical}
+FITS = {
+    "gaussian": fit_gaussian,
+    "student": fit_student,
+    "mixture": fit_modes,
+    "hierarchical": HierarchicalApproximation,
+}
 SYMMETRIC = ("gaussian", "student")
 """Densities that are symmetric about their mean, as Warp-III requires."""
 WITH_TAILS = ("gaussian", "student", "mixture")

@@ -138,7 +138,9 @@ def design_form(X: Any, y: Any, family: str, link: str | None, prior: Any, alway
             link="identity",
         )
     link = link or LINKS[family]
-    sites = FAMILIES[family, link](_response(response, family))
+    if family == "poisson" and (np.any(response < 0) or np.any(response != np.round(response))):
+        raise ModelError("y must be counts with family='poisson'")
+    sites = FAMILIES[family, link](response)
     factors = _with_prior(design, sites, prior, intercept, added, names)
     target = Coefficients(names, own, added, (), response, said)
     return Form(names, kept, {"beta": own}, target, switched(factors, ~kept), link=link)
@@ -188,12 +190,6 @@ def read_response(y: Any, n: int) -> Array:
     if not np.isfinite(numbers).all():
         raise ModelError(f"y[{int(np.argmin(np.isfinite(numbers)))}] is not finite")
     return numbers
-
-
-def _response(y: Array, family: str) -> Array:
-    if family == "poisson" and (np.any(y < 0) or np.any(y != np.round(y))):
-        raise ModelError("y must be counts with family='poisson'")
-    return y
 
 
 def _always(always: Any, names: tuple[str, ...]) -> Bits:

@@ -25,7 +25,6 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.pymc import PyMCTarget
 from ppl_backends.targets.pymc.graph import free_variables
 from ppl_backends.targets.pymc.kept import kept_target
-from ppl_backends.targets.pymc.state_space import state_space_target
 
 Point = Mapping[str, NDArray]
 
@@ -56,17 +55,14 @@ def pymc_step(
     return step_class(name)(bind(block), block, chosen, layout, x)
 
 
-def forkable_target(model: pm.Model, prior_alone: bool = False) -> BaseTarget:
+def forkable_target(
+    model: pm.Model, prior_alone: bool = False, kind: Callable[..., BaseTarget] = PyMCTarget
+) -> BaseTarget:
     """Return a PyMC model compiled by Numba, or by C if Numba lacks an operation: JAX does not run in forked workers.
 
     ``prior_alone`` is for steps that never evaluate all data at once.
     """
-    return kept_target(model, _compiled, kind=PyMCTarget, prior_alone=prior_alone)
-
-
-def forkable_state_space(model: pm.Model) -> BaseTarget:
-    """Return the same for a model with a state-space variable."""
-    return kept_target(model, _compiled, kind=state_space_target, prior_alone=True)
+    return kept_target(model, _compiled, kind=kind, prior_alone=prior_alone)
 
 
 def _compiled(model: pm.Model, kind: Callable[..., Any], prior_alone: bool) -> Any:

@@ -28,9 +28,10 @@ class _ParticleStep(Step):
 
     def make_target(self, model: Any) -> BaseTarget:
         """Return the target of a ``pm.Model``, whose other terms run in forked workers."""
-        from ppl_backends.steps.adapter import forkable_state_space
+        from ppl_backends.steps.adapter import forkable_target
+        from ppl_backends.targets.pymc.state_space import state_space_target
 
-        return forkable_state_space(model)
+        return forkable_target(model, prior_alone=True, kind=state_space_target)
 
 
 class ParticleGibbs(_ParticleStep):

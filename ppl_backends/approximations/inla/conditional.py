@@ -9,6 +9,7 @@ grid points, each from the conditional mean of the Gaussian at the joint mode.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +17,9 @@ from numpy.typing import NDArray
 from scipy.integrate import trapezoid
 from scipy.interpolate import CubicSpline
 
-from ppl_backends.approximations.inla.kernels import newton_steps
 from ppl_backends.approximations.marginals import Marginals
 from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
+from ppl_backends.numerics.jit import jit
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 HALF_WIDTH = 6.0  # standard deviations of the Gaussian that a grid covers initially
@@ -199,3 +200,51 @@ def _refined(z: Array, log_density: Array) -> Array:
     low, high = z[near][max(0, inside[0] - 1)], z[near][min(near.sum() - 1, inside[-1] + 1)]
     fine = np.linspace(low, high, FINE)
     return np.stack([fine, spline(fine)])
+
+
+@jit
+def newton_steps(precision, gradient, held):
+    """Return steps ``(m, d)``, log determinants ``(m,)``, gains ½ gᵀH⁻¹g ``(m,)``, and whether H is positive definite.
+
+    ``precision`` ``(m, d, d)`` is −∇² log p, ``gradient`` ``(m, d)``. H lacks row and column ``held`` ``(m,)``, none if −1.
+    The Cholesky factor overwrites the lower half of ``precision``.
+    """
+    m, d = gradient.shape
+    step, log_determinant, gain = np.zeros((m, d)), np.zeros(m), np.zeros(m)
+    definite = np.ones(m, dtype=np.bool_)
+    for k in range(m):
+        h, j = precision[k], held[k]
+        if j >= 0:
+            for c in range(d):
+                h[j, c] = 0.0
+                h[c, j] = 0.0
+            h[j, j] = 1.0
+        for r in range(d):
+            for c in range(r + 1):
+                total = h[r, c]
+                for i in range(c):
+                    total -= h[r, i] * h[c, i]
+                if r > c:
+                    h[r, c] = total / h[c, c]
+                elif total > 1e-14 * abs(h[r, r]) and math.isfinite(total):
+                    h[r, r] = math.sqrt(total)
+                    log_determinant[k] += math.log(total)
+                else:
+                    definite[k] = False
+                    break
+            if not definite[k]:
+                break
+        if not definite[k]:
+            continue
+        for r in range(d):
+            total = 0.0 if r == j else gradient[k, r]
+            for c in range(r):
+                total -= h[r, c] * step[k, c]
+            step[k, r] = total / h[r, r]
+            gain[k] += 0.5 * step[k, r] ** 2
+        for r in range(d - 1, -1, -1):
+            total = step[k, r]
+            for c in range(r + 1, d):
+                total -= h[c, r] * step[k, c]
+            step[k, r] = total / h[r, r]
+    return step, log_determinant, gain, definite

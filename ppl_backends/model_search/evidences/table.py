@@ -8,7 +8,6 @@ from ppl_backends.model_search.evidences.ep import EPEvidence
 from ppl_backends.model_search.evidences.laplace import ImportanceEvidence, LaplaceEvidence
 from ppl_backends.model_search.evidences.linear import LinearEvidence
 from ppl_backends.model_search.forms import Form
-from ppl_backends.model_search.switched import Switched
 
 EVIDENCES = ("exact", "ep", "laplace", "importance_laplace", "importance_ep")
 MOST_ENUMERATED = 24  # candidates, whose 2^24 models take about 1.6 GB
@@ -53,7 +52,7 @@ def seconds_per_model(name: str, form: Form, n_candidates: int, points: int) -> 
     if form.linear is not None:
         return 1e-6 + _SECONDS_PIVOT * k**3
     assert form.regression is not None
-    newton = _newton(form.regression, k)
+    newton = form.regression.factors.n_sites * (_SECONDS_ROW + _SECONDS_PRODUCT * k**2)
     if name.startswith("importance"):
         return newton + points * form.regression.factors.n_sites * (2e-8 + 1e-9 * k)
     return _SECONDS_EP if name == "ep" or form.regression.compiled is None else newton
@@ -65,7 +64,3 @@ def can_enumerate(name: str, form: Form, n_candidates: int, points: int) -> bool
         n_candidates <= MOST_ENUMERATED
         and seconds_per_model(name, form, n_candidates, points) * 2.0**n_candidates <= _LONG
     )
-
-
-def _newton(regression: Switched, k: float) -> float:
-    return regression.factors.n_sites * (_SECONDS_ROW + _SECONDS_PRODUCT * k**2)

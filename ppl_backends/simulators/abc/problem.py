@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,10 +216,7 @@ class AbcProblem:
                     stacklevel=user_level(),
                 )
             chosen.append(simulator)
-        self.experiment = Experiment(tuple(chosen), *self._rest())
-
-    def _rest(self) -> tuple[tuple[Discrepancy, ...], str, float]:
-        return self.experiment.discrepancies, self.experiment.joint, self.experiment.unit
+        self.experiment = replace(self.experiment, simulators=tuple(chosen))
 
 
 def make_problem(
@@ -370,7 +367,7 @@ def _of_simulators(
     return AbcProblem(
         target,
         Experiment(simulators, discrepancies, joint, unit),
-        [lambda x, rng, function=function: function(x) for function in functions],
+        functions,
         Settings(last, kernel or natural),
         {variable.name: variable.observed for variable in variables},
     )

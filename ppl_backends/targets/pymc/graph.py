@@ -269,7 +269,8 @@ def build_graph(model: pm.Model, data: DataValues, shapes: ModelShapes, static: 
     _refuse_random(terms)
 
     constrained_point, pieces = _cut(free, shapes.model.values(), "constrained_point")
-    known = {**_observed_inputs(model, data_map), **data_map, **dict(zip(free, pieces, strict=True))}
+    given = _clone([model.rvs_to_values[rv] for rv in observed], data_map)
+    known = {**dict(zip(observed, given, strict=True)), **data_map, **dict(zip(free, pieces, strict=True))}
     inverse = _clone([forward(model, rv, rv) for rv in free], known)
     return ModelGraph(
         point=point,
@@ -381,11 +382,6 @@ def _data_inputs(data: DataValues, static: bool) -> tuple[list[Variable], dict[V
         is_length = value.ndim == 0 and value.dtype.kind in "iu"
         replace[shared] = pt.constant(value, dtype=shared.dtype) if is_length and static else stand_in
     return inputs, replace
-
-
-def _observed_inputs(model: pm.Model, data_map: Mapping[Variable, Variable]) -> dict[Variable, Variable]:
-    observed = observed_variables(model)
-    return dict(zip(observed, _clone([model.rvs_to_values[rv] for rv in observed], data_map), strict=True))
 
 
 def _refuse_random(terms: Mapping[str, Variable]) -> None:

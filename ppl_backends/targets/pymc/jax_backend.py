@@ -62,7 +62,7 @@ def _translate(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Calla
         warnings.simplefilter("ignore")  # assertions in a graph are skipped by JAX, with a warning for each
         # XLA fuses elementwise operations by itself, and our operations must not be hidden in composites.
         get_mode("JAX").excluding("fusion").optimizer.rewrite(graph)
-        use_own_operations(graph)
+        in2out(_own_operation, ignore_newtrees=True).rewrite(graph)
         return translation(graph)
 
 
@@ -165,11 +165,6 @@ def _own_operation(fgraph: Any, node: Any) -> Any:
     if own is None:
         return None
     return [Elemwise(own(op.scalar_op.output_types_preference, name=own.__name__))(*node.inputs)]
-
-
-def use_own_operations(graph: Any) -> None:
-    """Replace operations of a function graph by ours before its translation."""
-    in2out(_own_operation, ignore_newtrees=True).rewrite(graph)
 
 
 _DECLARED: list[Callable[[Any], None]] = [register_jax]

@@ -42,6 +42,7 @@ __all__ = ["SimulatorVariable", "simulator_target", "simulators_of"]
 
 Function = Callable[..., Any]
 Values = Mapping[str, NDArray]
+ParameterFunction = Callable[[Array, np.random.Generator], dict[str, NDArray]]
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,8 @@ def without_simulators(model: pm.Model) -> pm.Model:
     return reduced
 
 
-def simulator_variables(model: pm.Model, data: DataValues) -> list[SimulatorVariable]:
-    """Return the parts of every Simulator, evaluated on the data."""
-    return [_parts(model, rv, data) for rv in simulators_of(model)]
-
-
 def _parts(model: pm.Model, rv: Variable, data: DataValues) -> SimulatorVariable:
+    """Return the parts of a Simulator, evaluated on the data."""
     op, node = rv.owner.op, rv.owner
     own = vars(type(op))
     fixed = {v: pt.constant(value, dtype=v.dtype) for v, value in data.items()}
@@ -203,15 +200,16 @@ def _evaluate(compiled: _Compiled, *arguments: Any) -> NDArray:
     return compiled(*map(np.asarray, arguments))
 
 
-def parameter_function(
-    model: pm.Model, rv: Variable, data: DataValues, shapes: ModelShapes
-) -> Callable[[Array], dict[str, NDArray]]:
-    """Return the parameters of a Simulator as a function of points: name → ``(n, ...)``, in their order."""
+def parameter_function(model: pm.Model, rv: Variable, data: DataValues, shapes: ModelShapes) -> ParameterFunction:
+    """Return the parameters of a Simulator as a function of points: name → ``(n, ...)``, in their order.
+
+    It takes a generator too, as a target's ``constrain`` does, and draws nothing.
+    """
     inputs = rv.owner.op.dist_params(rv.owner)
     names = [_name(v) or f"parameter {i}" for i, v in enumerate(inputs)]
     names = names if len(set(names)) == len(names) else [f"parameter {i}" for i in range(len(inputs))]
     values_at = batched_values(model, inputs, data, shapes)
-    return lambda x: dict(zip(names, values_at(x), strict=True))
+    return lambda x, rng: dict(zip(names, values_at(x), strict=True))
 
 
 def batched_values(
@@ -250,7 +248,7 @@ def _name(parameter: Variable) -> str | None:
 
 def simulator_target(
     model: pm.Model, data: Mapping[str, Any] | None, cores: int | None
-) -> tuple[PyMCTarget, list[SimulatorVariable], list[Callable[[Array], dict[str, NDArray]]]]:
+) -> tuple[PyMCTarget, list[SimulatorVariable], list[ParameterFunction]]:
     """Return the target of all other variables, and the parts and the parameter function of every Simulator.
 
     Raises
@@ -263,6 +261,7 @@ def simulator_target(
             raise ModelError(f"pm.Simulator '{rv.name}' has no observed data")
     target = PyMCTarget(without_simulators(model), cores=cores)
     target = target if data is None else target.with_data(data)
-    variables = simulator_variables(model, target._data)
-    functions = [parameter_function(model, rv, target._data, target._shapes) for rv in simulators_of(model)]
+    simulators = simulators_of(model)
+    variables = [_parts(model, rv, target._data) for rv in simulators]
+    functions = [parameter_function(model, rv, target._data, target._shapes) for rv in simulators]
     return target, variables, functions
