@@ -9,6 +9,7 @@ import numpy as np
 from numpy.linalg import LinAlgError
 
 from ppl_backends.approximations.ep import EPApproximation, EPMixture, fit_ep
+from ppl_backends.approximations.ep.fit import fixed_point
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.given import as_approximation, is_poor_start
 from ppl_backends.approximations.hyper import GRID_DIM
@@ -135,9 +136,7 @@ def _ep_where_it_works(target: BaseTarget) -> Any:
     try:
         if target.factors is None:
             return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ApproximationWarning)
-            approximation = fit_ep(target)
+        approximation = fixed_point(target)
     except FactorSearchError as failure:  # a fault of the search, not of the model
         warnings.warn(f"{failure}; 'auto' uses Laplace instead of EP", ApproximationWarning, stacklevel=user_level())
         return None

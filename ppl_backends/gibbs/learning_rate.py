@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
+from ppl_backends.approximations.ep import fit_ep
+from ppl_backends.approximations.ep.fit import fixed_point
 from ppl_backends.errors import ApproximationWarning, ModelError, SamplerWarning, user_level
 from ppl_backends.gibbs.auc import auc_risk
 from ppl_backends.gibbs.certificates import certify
@@ -251,6 +253,8 @@ def choose_prior_scale(
         for scale in scales:
             evidence(float(scale))
         best, candidates = max(tried, key=lambda pair: pair[1])[0], len(tried)
+    if fit == "ep":
+        fit_ep(at(best))  # warns if its evidence or moments are wrong
     chosen = at(best)._tuned(*posterior.tuning, TuningRecord("prior", "pseudo-evidence", candidates))
     table = np.array(sorted(tried))
     return PriorScaleChoice(chosen, best, table[:, 0], table[:, 1])
@@ -293,9 +297,7 @@ def prediction_risk(posterior: GibbsPosterior, scores: Array) -> float:
 def _fit(posterior: GibbsPosterior, fit: str, family: str) -> Any:
     if fit == "vi":
         return fit_gibbs_vi(posterior, family=family)
-    from ppl_backends.approximations.ep import fit_ep
-
-    return fit_ep(posterior)
+    return fixed_point(posterior)
 
 
 def _annealed(posterior: GibbsPosterior, rates: Array, fit: str, family: str) -> Iterator[Any]:

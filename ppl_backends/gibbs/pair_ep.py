@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.approximations.ep import ArrayShard, EPApproximation, FileShard, fit_ep_sharded
+from ppl_backends.approximations.ep.own_errors import checked_by_points
 from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.gibbs.losses import Loss, PairLoss, Weighted
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior
@@ -117,8 +118,9 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
     Warns
     -----
     ApproximationWarning
-        If EP did not converge, or an inclusion probability is off by more than 0.1 or cannot be checked; ``converged`` is
-        then False, and ``trouble`` has the reason.
+        If EP did not converge, or by weighted points a mean or standard deviation is off by more than 0.2 standard
+        deviations, or an inclusion probability by more than 0.1, or it cannot be checked; ``converged`` is then False, and
+        ``trouble`` has the reason. If a standard deviation is off by more than a tenth.
 
     Examples
     --------
@@ -139,7 +141,8 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
         )
     options |= {"dim": prior.dim, "executor": executor, "names": prior.names}
     gaussian = prior.gaussian
-    return fit_ep_sharded(_shards(posterior), gaussian.mean, gaussian.precision, **options).replaced(target=posterior)
+    fit = fit_ep_sharded(_shards(posterior), gaussian.mean, gaussian.precision, **options).replaced(target=posterior)
+    return checked_by_points(fit, len(posterior._linear("fit_pair_ep").X))
 
 
 @checked(posterior=POSTERIOR)

@@ -11,6 +11,7 @@ from scipy.special import betaln, digamma, logsumexp, polygamma
 
 from ppl_backends.approximations.ep import Factors, Normal, NormalMixture, StudentT, fit_ep
 from ppl_backends.errors import ApproximationWarning
+from ppl_backends.gibbs import GibbsPosterior, fit_pair_ep
 
 
 def outliers_on_a_curve(seed, n):
@@ -44,7 +45,9 @@ def exact_sds(root, y, scale=0.2, chains=96, sweeps=600):
 def test_standard_deviations_of_a_curve_with_outliers_are_flagged(seed):
     """EP's sd of a predictor is wrong by a fifth and more. Draws of EP's Gaussian and second-order terms do not show it."""
     root, y, factors = outliers_on_a_curve(seed, 24)
-    with pytest.warns(ApproximationWarning, match="standard deviation of .* is off by about .* by EP's own estimate"):
+    with pytest.warns(
+        ApproximationWarning, match="standard deviation of .* is (off by about .* by EP's own estimate|.* times EP's)"
+    ):
         q = fit_ep(factors)
     errors = exact_sds(root, y) / np.sqrt(np.einsum("nd,de,ne->n", root, q.cov, root)) - 1
     worst = errors[np.argmax(np.abs(np.log1p(errors)))]
@@ -140,9 +143,12 @@ def beta_binomial(y, trials, scale):
 def test_errors_away_from_the_mode_of_hyper_parameters_are_flagged():
     """Standard deviations of the mixture are too small by a quarter. At the mode of φ, EP's are right within 10 %."""
     model, exact = beta_binomial(np.array([0, 2, 1, 0]), 5, 2.0)
-    with pytest.warns(ApproximationWarning, match="hyper-parameters away from their mode, is off by up to about 2"):
+    with pytest.warns(ApproximationWarning, match="by weighted points the standard deviation of p_logodds__"):
         q = fit_ep(model)
     assert np.max(exact / q.sd[2:]) > 1.25
+    assert abs(np.max(exact / q.sd[2:]) - 1 - q.diagnostics["weighted_sd_error"]) < 0.1
+    assert not q.converged
+    assert q.diagnostics["sd_error_away"] > 0.2
     assert q.diagnostics["sd_error"] < 0.1
 
 
@@ -152,3 +158,30 @@ def test_errors_away_from_the_mode_of_hyper_parameters_that_are_small_are_not_fl
     assert not q.trouble
     assert np.max(np.abs(np.log(exact / q.sd[2:]))) < 0.05
     assert q.diagnostics["sd_error_away"] < 0.1
+
+
+def test_losses_of_pairs_that_are_too_narrow_are_flagged():
+    """The loss of pairs does not change along the length of θ: hundreds of sites with jumps depend on it, each slightly."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(60, 2))
+    y = np.sign(X @ [1.0, -1.0] + 0.8 * rng.normal(size=60))
+    posterior = GibbsPosterior((0.0, 1.0), "auc", X, y, learning_rate=60.0)
+    for fit in (fit_ep, fit_pair_ep):
+        with pytest.warns(ApproximationWarning, match="by weighted points the standard deviation of .* times EP's"):
+            q = fit(posterior)
+        assert not q.converged
+        z = rng.standard_normal((40_000, 2)) * 2
+        x = q.mean + z @ q.cholesky.T
+        weights = np.exp(posterior.log_density(x) - stats.norm.logpdf(z, scale=2).sum(axis=1) + 100)
+        weights /= weights.sum()
+        exact = np.sqrt(weights @ (x - weights @ x) ** 2)
+        assert abs(np.max(exact / q.sd) - 1 - q.diagnostics["weighted_sd_error"]) < 0.1
+
+
+def test_standard_deviations_that_weighted_points_find_right_are_not_flagged():
+    """EP's correction given one predictor says 21 %. The exact standard deviations differ from EP's by at most 10 %."""
+    root, y, factors = outliers_on_a_curve(118, 24)
+    q = fit_ep(factors)
+    assert q.diagnostics["conditional_sd_error"] > 0.15
+    errors = exact_sds(root, y) / np.sqrt(np.einsum("nd,de,ne->n", root, q.cov, root)) - 1
+    assert np.abs(errors).max() < 0.12

@@ -134,6 +134,7 @@ def test_a_whole_weight_is_as_many_copies_of_a_row(data, weights, estimator):
 
 
 @pytest.mark.parametrize("kind", [GibbsClassifier, GibbsRanker])
+@pytest.mark.filterwarnings("ignore:EP. by weighted points")  # sds of losses of pairs are too small
 def test_weights_in_ep_and_in_the_density(data, weights, kind):
     """EP approximates the copies of a row one by one, and a row with a weight at once: near, not equal."""
     X, y = data[0][:60], data[1][:60]

@@ -104,7 +104,7 @@ def _sd_ratios(
 
 def share_errors(q: Gaussian, sites: EPSites, factors: Factors, rows: NDArray[np.integer]) -> float:
     """Return the largest correction of a component's probability, of mixtures of normals among the sites ``rows``."""
-    worst, spread = 0.0, np.asarray(factors.design[rows] @ _square(q))
+    worst, spread = 0.0, np.asarray(factors.design[rows] @ square_factor(q))
     for family, columns, own in factors.sites.pieces(None):
         family = plain(family)
         if not isinstance(family, NormalMixture):
@@ -116,7 +116,7 @@ def share_errors(q: Gaussian, sites: EPSites, factors: Factors, rows: NDArray[np
         chosen = chosen[(unsure[chosen] < 1 - CERTAIN) & ~sites.failed[at[chosen]]]
         for k in chosen:
             part = (parts.shares[k], parts.means[k] - sites.mean[at[k]], parts.variances[k])
-            covariance = spread @ np.asarray(factors.design[at[[k]]] @ _square(q))[0]
+            covariance = spread @ np.asarray(factors.design[at[[k]]] @ square_factor(q))[0]
             worst = max(worst, _share_error(sites, factors, int(at[k]), rows, covariance, *part))
     return worst
 
@@ -150,5 +150,6 @@ def _share_error(
     return float(np.abs(np.exp(log_shares - logsumexp(log_shares)) - shares).max())
 
 
-def _square(q: Gaussian) -> Array:
+def square_factor(q: Gaussian) -> Array:
+    """Return the factor of the covariance as a matrix."""
     return q.factor if q.factor.ndim == 2 else np.diag(q.factor)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ppl_backends.approximations.elsewhere import reason_of_another_mode, share_of_another_mode
-from ppl_backends.approximations.ep.conditional import share_errors, worst_sd_ratio
-from ppl_backends.approximations.ep.correction import Pairs, pairs_of, second_order
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
 from ppl_backends.approximations.ep.hyper import EPMixture, integrate
+from ppl_backends.approximations.ep.own_errors import checked_by_itself
 from ppl_backends.approximations.ep.parallel import EPRun, Options, Sites, run_parallel, run_sequential
 from ppl_backends.approximations.ep.reduction import Reduction
 from ppl_backends.approximations.ep.result import EPApproximation, leave_one_out, leave_out_normal
@@ -29,16 +26,9 @@ from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
 from ppl_backends.targets.factors.families import NormalMixture
 from ppl_backends.targets.factors.prior import GaussianPrior
-from ppl_backends.targets.factors.sites import STUDENT, Fraction, SiteFamily, plain
+from ppl_backends.targets.factors.sites import STUDENT, Fraction, SiteFamily
 from ppl_backends.targets.protocol import BaseTarget
 
-MODES_KURTOSIS, MAX_INTERACTION = 5.0, 0.05  # excess kurtosis of a tilted distribution; second-order terms
-MAX_CONDITIONAL_ERROR, MAX_SHARE_ERROR = 0.15, 0.02  # relative, of a standard deviation; of a component's probability
-LARGE_SHARE, MAX_ERROR = (
-    0.2,
-    0.1,
-)  # share of a site in its predictor's precision; relative error of a standard deviation
-MAX_ERROR_AWAY, JUDGED, SOME_WEIGHT = 0.2, 25, 1e-3  # given φ away from its mode: limit, and number and weight of φ
 SCHEDULES = {"parallel": run_parallel, "sequential": run_sequential}
 
 
@@ -119,10 +109,11 @@ def fit_ep(
     Warns
     -----
     ApproximationWarning
-        If EP did not converge, with its last change, or the posterior is improper; ``converged`` is then False. If
-        sites with several modes interact, such as spikes and slabs of correlated predictors. If EP's estimate of its
-        own error exceeds 10 % for a standard deviation (15 % given one predictor or coordinate, 20 % at hyper-parameters
-        away from their mode), or 0.02 for a component's probability.
+        If EP did not converge, with its last change, or the posterior is improper, or by weighted points a standard
+        deviation is off by more than 20 %, a mean by 0.2 standard deviations or the log evidence by 0.5; ``converged`` is
+        then False. If sites with several modes interact, such as spikes and slabs of correlated predictors. If EP's estimate
+        of its own error exceeds 10 % for a standard deviation (15 % given one predictor or coordinate, 20 % at
+        hyper-parameters away from their mode), or 0.02 for a component's probability.
 
     References
     ----------
@@ -140,9 +131,35 @@ def fit_ep(
     """
     options = Options(fraction, damping, tolerance, max_sweeps)
     factors, target = _factors_of(model, data, target_options)
+    result = _fitted(factors, target, options, schedule, initial, executor, n_shards)
+    if isinstance(result, EPMixture):
+        _warn_mixture(result)
+        return checked_by_itself(result)
+    _warn(result)
+    return checked_by_itself(result)
+
+
+def fixed_point(target: BaseTarget) -> EPApproximation | EPMixture:
+    """Fit EP without estimates of its own errors and without warnings: ``converged`` says that the iteration did."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ApproximationWarning)
+        factors, target = _factors_of(target, None, {})
+        return _fitted(factors, target, Options())
+
+
+def _fitted(
+    factors: Any,
+    target: BaseTarget,
+    options: Options,
+    schedule: str = "parallel",
+    initial: EPApproximation | None = None,
+    executor: Executor | None = None,
+    n_shards: int = 1,
+) -> EPApproximation | EPMixture:
+    """Run EP for given factors, or integrate over the hyper-parameters of others."""
 
     def fit(factors: Factors, start: EPApproximation | None, target: BaseTarget | None = None) -> EPApproximation:
-        _check_fraction(fraction, factors.sites)
+        _check_fraction(options.power, factors.sites)
         state = None if start is None else _state_of(start, factors.n_sites)
         with threads_worth_having(factors.n_sites * min(factors.dim, factors.n_sites) ** 2):
             sites, reduction = working_sites(factors, n_shards, executor)
@@ -153,14 +170,10 @@ def fit_ep(
         given = fit(factors, initial, target)
         if given.diagnostics["failed_sites"]:
             _check_possible(target)
-        given = _known_improper(given, factors.prior.proper, target)
-        _warn(given)
-        return _checked_by_itself(given, given)
+        return _known_improper(given, factors.prior.proper, target)
     if initial is not None:
         raise ModelError(f"{target.label}: initial= is for models without hyper-parameters, which are integrated over")
-    mixture = integrate(factors, target, fit)
-    _warn_mixture(mixture)
-    return _checked_by_itself(mixture, mixture.at_mode)
+    return integrate(factors, target, fit)
 
 
 @checked(
@@ -366,112 +379,6 @@ def _assemble(
         ),
         loo=leave_one_out(held_out),
     )
-
-
-Result = TypeVar("Result", EPApproximation, EPMixture)
-
-
-def _checked_by_itself(result: Result, given: EPApproximation) -> Result:
-    """Return the result with EP's second-order estimates of its error, and warn if they are large.
-
-    A single Gaussian ``given``, the one at the most probable hyper-parameters, represents the result. Second-order errors
-    of standard deviations are judged at other hyper-parameters too: a wider prior there makes posteriors less Gaussian.
-    """
-    if given.factors is None or not given.converged or given.power != 1.0:
-        return result
-    found, trouble = _own_errors(given, given.factors)
-    if isinstance(result, EPMixture):
-        found["sd_error_away"], away = _error_away(result)
-        trouble = trouble or away
-    result = result.replaced(diagnostics=result.diagnostics | found)
-    if trouble:
-        warnings.warn(f"EP: {trouble}: check with sample_smc", ApproximationWarning, stacklevel=user_level())
-        result = result.replaced(trouble="; ".join(filter(None, [result.trouble, trouble])))
-    return result
-
-
-def _own_errors(given: EPApproximation, factors: Factors) -> tuple[dict[str, float], str]:
-    """Return EP's estimates of its own errors, and the first of them above its limit in words."""
-    families = [(plain(family), columns) for family, columns, _ in factors.sites.pieces(None)]
-    several = _rows([columns for family, columns in families if not family.log_concave], factors)
-    pairs = pairs_of(given, given.sites, factors, several)
-    found = {"interaction": _interaction(pairs)}
-    if found["interaction"] > MAX_INTERACTION:
-        return found, (
-            f"the interaction of sites with several modes is {found['interaction']:.2g} in log evidence (limit "
-            f"{MAX_INTERACTION}), so means and standard deviations may be off by 10 % of a standard deviation or more"
-        )
-    if any(isinstance(family, NormalMixture) for family, _ in families):
-        found["share_error"] = share_errors(given, given.sites, factors, several)
-        if found["share_error"] > MAX_SHARE_ERROR:
-            return found, (
-                f"the probability of a component of a mixture, such as an inclusion, is off by about "
-                f"{found['share_error']:.2g} by EP's own estimate (limit {MAX_SHARE_ERROR})"
-            )
-    if _a_site_weighs_much(given.sites):
-        errors = given.sd_errors()
-        worst = int(np.argmax(np.abs(errors)))
-        found["sd_error"] = float(abs(errors[worst]))
-        if found["sd_error"] > MAX_ERROR:
-            return found, _far_from_gaussian(given.names[worst], errors[worst], MAX_ERROR)
-    if "share_error" in found:  # grids do not resolve spikes
-        smooth = [part for family, part in families if not (family.log_concave or isinstance(family, NormalMixture))]
-        pairs = pairs_of(given, given.sites, factors, _rows(smooth, factors))
-    if pairs is not None:
-        ratio, site, coordinate = worst_sd_ratio(given, given.sites, factors, pairs)
-        found["conditional_sd_error"] = abs(ratio - 1)
-        if found["conditional_sd_error"] > MAX_CONDITIONAL_ERROR:
-            name = f"the predictor of site {site}" if coordinate is None else given.names[coordinate]
-            return found, _far_from_gaussian(name, ratio - 1, MAX_CONDITIONAL_ERROR)
-    if len(several) and "share_error" not in found:  # spikes are modes that a Gaussian covers
-        found["other_mode_share"] = share_of_another_mode(FactorsTarget(factors), given)
-        return found, reason_of_another_mode(found["other_mode_share"])
-    return found, ""
-
-
-def _error_away(mixture: EPMixture) -> tuple[float, str]:
-    """Return the largest second-order error of a standard deviation at points of φ, and in words if it is large."""
-    points = np.argsort(-mixture.weights, kind="stable")
-    points = points[mixture.weights[points] > SOME_WEIGHT]
-    fits = [mixture._fits[k] for k in points[np.unique(np.linspace(0, len(points) - 1, JUDGED).astype(int))]]
-    errors = [fit.sd_errors() for fit in fits if fit.converged and _a_site_weighs_much(fit.sites)]
-    if not errors:
-        return 0.0, ""
-    error = max(errors, key=lambda found: float(np.abs(found).max()))
-    worst = int(np.argmax(np.abs(error)))
-    size = float(abs(error[worst]))
-    if size <= MAX_ERROR_AWAY:
-        return size, ""
-    return size, (
-        f"the standard deviation of {fits[0].names[worst]}, given hyper-parameters away from their mode, is off by up to "
-        f"about {100 * size:.0f} % by EP's own estimate (limit {100 * MAX_ERROR_AWAY:.0f} %), because the posterior there is "
-        "far from Gaussian"
-    )
-
-
-def _far_from_gaussian(name: str, error: float, limit: float) -> str:
-    return (
-        f"the standard deviation of {name} is off by about {100 * error:.0f} % by EP's own estimate "
-        f"(limit {100 * limit:.0f} %), because the posterior is far from Gaussian"
-    )
-
-
-def _rows(columns: Sequence[Any], factors: Factors) -> NDArray[np.integer]:
-    """Return the numbers of the sites in some of the pieces of all sites."""
-    sites = np.arange(factors.n_sites)
-    return np.concatenate([sites[:0], *(sites[part] for part in columns)])
-
-
-def _interaction(pairs: Pairs | None) -> float:
-    """Return the interaction of sites with several modes, which one Gaussian represents."""
-    if pairs is None or np.abs(pairs.kurtosis).max() <= MODES_KURTOSIS:
-        return 0.0
-    return second_order(pairs).size
-
-
-def _a_site_weighs_much(sites: EPSites) -> bool:
-    """Return whether a site has a large share in its predictor's precision; if none has, EP's error is small."""
-    return np.abs(sites.tau * sites.variance).max(where=~sites.failed, initial=0.0) >= LARGE_SHARE
 
 
 def _warn_mixture(result: EPMixture) -> None:

@@ -62,6 +62,8 @@ class EPApproximation(GaussianApproximation):
         predictors, ``sd_error`` is the largest of :meth:`sd_errors`. If sites are not log-concave,
         ``conditional_sd_error`` is that of a correction given one predictor or coordinate at a time, ``share_error`` the
         largest correction of :meth:`component_shares`, and ``other_mode_share`` the mass of another mode that climbs find.
+        If these are not small, ``weighted_sd_error``, ``weighted_shift`` (in standard deviations) and ``evidence_shift`` are
+        errors by weighted points, which are worth ``effective_draws``.
 
     Examples
     --------
