@@ -233,12 +233,12 @@ def _weighed(found: _Found, judged: _Judgement, figures: dict[str, float]) -> tu
     figures["effective_draws"] = moments.effective
     if not moments.reliable:
         return judged.trouble, True
-    worst = int(np.argmax(moments.least + 1e-6 * np.abs(moments.ratio - 1)))
+    worst = int(np.argmax(moments.least if moments.least.any() else np.abs(moments.ratio - 1)))
     moved = int(np.argmax(np.abs(moments.shift) - ERRORS * moments.shift_se))
     figures["weighted_sd_error"] = float(abs(moments.ratio[worst] - 1))
     figures["weighted_shift"] = float(abs(moments.shift[moved]))
     figures["evidence_shift"] = moments.log_shift
-    wrong = moments.least[worst] > LARGE
+    wrong = moments.least[worst] > LARGE or (bool(judged.trouble) and figures["weighted_sd_error"] > LARGE)
     ratio = f"{moments.ratio[worst]:.2f} ± {moments.ratio_se[worst]:.2f}"
     said = f"by weighted points the standard deviation of {names[worst]} is {ratio} times EP's"
     own = max(figures.get(name, 0.0) for name in ("sd_error", "conditional_sd_error"))
