@@ -9,6 +9,7 @@ import numpy as np
 from numpy.linalg import LinAlgError
 
 from ppl_backends.approximations.ep import EPApproximation, EPMixture, fit_ep
+from ppl_backends.approximations.ep.budget import BudgetSpentError
 from ppl_backends.approximations.ep.fit import fixed_point
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.given import as_approximation, is_poor_start
@@ -21,13 +22,16 @@ from ppl_backends.options import has_moments
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.protocol import BaseTarget
 
+# Evaluations of sites by EP, in calls of the cheapest rule: hierarchies with one or two hyper-parameters take 2,000 to 4,000.
+CALLS_OF_A_START = 16_000.0
+
 
 def resolve_approximation(
     target: BaseTarget, approximation: Any = "auto", random_seed: SeedLike = None, argument: str = "approximation"
 ) -> Any:
     """Return an approximation of ``target``: fitted if named, checked if given; messages call it ``argument``.
 
-    ``"auto"`` is EP if the target has factors and EP converges, else Laplace.
+    ``"auto"`` is EP if the target has factors and EP converges within a budget, else Laplace.
     """
     if isinstance(approximation, str):
         found = _fit(target, approximation, random_seed, argument)
@@ -132,15 +136,15 @@ def _fit(target: BaseTarget, name: str, random_seed: SeedLike, argument: str) ->
 
 
 def _ep_where_it_works(target: BaseTarget) -> Any:
-    """Return EP of a target with factors if it converges, else None; warn if the search for factors failed."""
+    """Return EP of a target with factors if it converges within a budget, else None; warn if the search failed."""
     try:
         if target.factors is None:
             return None
-        approximation = fixed_point(target)
+        approximation = fixed_point(target, CALLS_OF_A_START)
     except FactorSearchError as failure:  # a fault of the search, not of the model
         warnings.warn(f"{failure}; 'auto' uses Laplace instead of EP", ApproximationWarning, stacklevel=user_level())
         return None
-    except (ModelError, LinAlgError):
+    except (ModelError, LinAlgError, BudgetSpentError):
         return None
     return approximation if approximation.converged else None
 

@@ -1,13 +1,16 @@
 """Names and objects that are accepted as an approximation."""
 
 import numpy as np
+import pymc as pm
 import pytest
 
 from ppl_backends.approximations import GaussianApproximation
 from ppl_backends.approximations.ep import Factors, FactorsTarget, Logit
-from ppl_backends.approximations.resolve import resolve_approximation
+from ppl_backends.approximations.ep.budget import BudgetSpentError
+from ppl_backends.approximations.ep.fit import fixed_point
+from ppl_backends.approximations.resolve import CALLS_OF_A_START, _ep_where_it_works, resolve_approximation
 from ppl_backends.errors import ModelError
-from ppl_backends.targets import FunctionTarget
+from ppl_backends.targets import FunctionTarget, as_target
 
 TARGET = FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x))
 
@@ -48,3 +51,31 @@ def test_an_improper_posterior_is_refused_with_a_given_approximation():
     separated = FactorsTarget(Factors(np.column_stack([np.ones(10), x]), None, Logit(x > 0), 0.0, 0.0))
     with pytest.raises(ModelError, match="the posterior is improper"):
         resolve_approximation(separated, GaussianApproximation([0.0, 5.0], np.eye(2)))
+
+
+def change_point():
+    """Counts with a change at an unknown time: sites with jumps, which EP integrates by panels, given two rates."""
+    t, y = np.arange(30), np.random.default_rng(2).poisson(np.where(np.arange(30) < 12, 4.0, 1.5))
+    with pm.Model() as model:
+        change = pm.Uniform("change", 0, 30)
+        before, after = pm.Exponential("before", 0.3), pm.Exponential("after", 0.3)
+        pm.Poisson("y", pm.math.where(t < change, before, after), observed=y)
+    return model
+
+
+def test_a_start_for_which_ep_takes_too_many_evaluations_is_from_laplace():
+    """Evaluations are counted, so that the choice depends on no clock."""
+    target = as_target(change_point())
+    with pytest.raises(BudgetSpentError):
+        fixed_point(target, CALLS_OF_A_START)
+    assert _ep_where_it_works(target) is None
+
+
+def test_hierarchies_are_far_within_the_budget_of_a_start():
+    rng = np.random.default_rng(0)
+    group, y = np.arange(40) % 8, rng.poisson(2.0, 40)
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1)
+        effect = pm.Normal("effect", 0, scale, shape=8)
+        pm.Poisson("y", pm.math.exp(effect[group]), observed=y)
+    assert fixed_point(as_target(model), CALLS_OF_A_START / 3).converged

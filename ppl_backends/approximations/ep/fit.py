@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_backends.approximations.ep.budget import at_most
 from ppl_backends.approximations.ep.evidence import log_evidence, working_sites
 from ppl_backends.approximations.ep.hyper import EPMixture, integrate
 from ppl_backends.approximations.ep.own_errors import checked_by_itself
@@ -139,9 +140,15 @@ def fit_ep(
     return checked_by_itself(result)
 
 
-def fixed_point(target: BaseTarget) -> EPApproximation | EPMixture:
-    """Fit EP without estimates of its own errors and without warnings: ``converged`` says that the iteration did."""
-    with warnings.catch_warnings():
+def fixed_point(target: BaseTarget, calls: float = np.inf) -> EPApproximation | EPMixture:
+    """Fit EP without estimates of its own errors and without warnings: ``converged`` says that the iteration did.
+
+    Raises
+    ------
+    BudgetSpentError
+        If EP needs more evaluations of sites than so many calls of the cheapest rule.
+    """
+    with warnings.catch_warnings(), at_most(calls):
         warnings.simplefilter("ignore", ApproximationWarning)
         factors, target = _factors_of(target, None, {})
         return _fitted(factors, target, Options())

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import roots_hermitenorm
 
+from ppl_backends.approximations.ep.budget import BISECTION, spend
 from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.targets.factors.sites import Array, Fraction, SiteFamily, TiltedMoments
 
@@ -175,6 +176,7 @@ def _gauss_hermite(
     with np.errstate(all="ignore"):
         sd = np.sqrt(spread)
         s = centre + sd * x
+        spend(s.size, len(mean))
         log_f = family.log_site(s, rows)
         if power != 1.0:
             log_f = power * log_f
@@ -248,6 +250,7 @@ def panel_moments(
     """Return tilted moments by bisecting the panels whose Gauss and Kronrod sums differ, for all sites at once."""
 
     def log_f(s: Array, site: NDArray[np.integer]) -> Array:
+        spend(s.size, len(rows), BISECTION)
         with np.errstate(all="ignore"):
             value = power * family.log_site(s, rows[site]) - 0.5 * (s - mean[site]) ** 2 / variance[site]
         return np.where(np.isnan(value), -np.inf, value)
