@@ -128,7 +128,7 @@ def fit_pair_ep(posterior: GibbsPosterior, *, executor: Executor | None = None, 
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(40, 2))
     >>> y = np.sign(X @ [1.0, -1.0] + 0.5 * rng.normal(size=40))
-    >>> fit_pair_ep(GibbsPosterior((0.0, 1.0), "auc", X, y, learning_rate=40.0)).converged
+    >>> fit_pair_ep(GibbsPosterior((0.0, 1.0), "auc", X, y, learning_rate=10.0)).converged
     True
     """
     prior = posterior.prior

@@ -76,7 +76,7 @@ class GaussianProcess:
     >>> X = rng.uniform(-2, 2, size=(60, 1))
     >>> y = np.where(np.abs(X[:, 0]) < 1, 1.0, -1.0)
     >>> process = GaussianProcess(X)
-    >>> fit = fit_pair_ep(process.posterior("auc", y, learning_rate=60.0))
+    >>> fit = fit_pair_ep(process.posterior("auc", y, learning_rate=20.0))
     >>> mean = process.scores(fit, [[0.0], [1.8]]).mean
     >>> bool(mean[0] > mean[1])
     True
