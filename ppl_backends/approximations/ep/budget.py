@@ -23,7 +23,7 @@ class BudgetSpentError(Exception):
 
 @contextmanager
 def at_most(calls: float) -> Iterator[None]:
-    """Allow so many evaluations of sites in this context, in units of a call of the cheapest rule for the same sites."""
+    """Limit evaluations of sites in this context to so many calls of the cheapest rule for the same sites."""
     token = _left.set([calls])
     try:
         yield
