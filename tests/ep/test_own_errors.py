@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 from scipy.special import betaln, digamma, logsumexp, polygamma
 
-from ppl_backends.approximations.ep import Factors, Normal, NormalMixture, StudentT, fit_ep
+from ppl_backends.approximations.ep import Factors, Normal, NormalMixture, Probit, StudentT, fit_ep
+from ppl_backends.approximations.ep.weighted import mixed_moments, weighted_moments
 from ppl_backends.errors import ApproximationWarning
 from ppl_backends.gibbs import GibbsPosterior, fit_pair_ep
 
@@ -185,3 +186,16 @@ def test_standard_deviations_that_weighted_points_find_right_are_not_flagged():
     assert q.diagnostics["conditional_sd_error"] > 0.15
     errors = exact_sds(root, y) / np.sqrt(np.einsum("nd,de,ne->n", root, q.cov, root)) - 1
     assert np.abs(errors).max() < 0.12
+
+
+def test_a_part_of_a_mixture_without_effective_points_leaves_the_others_judged():
+    """With infinite errors for it, those of the mixture were NaN, and no error was large."""
+    q = fit_ep(Factors(np.ones((1, 1)), None, Probit([1]), 0.0, 1.0))
+    wide, nowhere = (
+        weighted_moments(q, density, np.eye(1), 1)
+        for density in (lambda x: q.log_density(x / 1.3)[0], lambda x: np.full(len(x), -np.inf))
+    )
+    mixed = mixed_moments([wide, nowhere], np.array([0.9, 0.1]), np.tile(q.mean, (2, 1)), np.tile(q.sd, (2, 1)))
+    assert not nowhere.effective
+    np.testing.assert_allclose(mixed.ratio, wide.ratio)
+    assert mixed.least.max() > 0.1

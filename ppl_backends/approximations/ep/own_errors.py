@@ -34,10 +34,7 @@ from ppl_backends.targets.factors.sites import plain
 
 MODES_KURTOSIS, MAX_INTERACTION = 5.0, 0.05  # excess kurtosis of a tilted distribution; second-order terms
 MAX_CONDITIONAL_ERROR, MAX_SHARE_ERROR = 0.15, 0.02  # relative, of a standard deviation; of a component's probability
-LARGE_SHARE, MAX_ERROR = (
-    0.2,
-    0.1,
-)  # share of a site in its predictor's precision; relative error of a standard deviation
+LARGE_SHARE, MAX_ERROR = 0.2, 0.1  # share of a site in its predictor's precision; relative, of a standard deviation
 MAX_ERROR_AWAY, JUDGED, SOME_WEIGHT = 0.2, 25, 1e-3  # given φ away from its mode: limit, and number and weight of φ
 SMALL, SMALL_CONDITIONAL = 0.05, 0.01  # estimates up to which no weighted points are needed
 MOST_DIRECTIONS = 200  # predictors whose moments weighted points judge, those on which single sites weigh most

@@ -110,8 +110,8 @@ def _moments(
     effective = effective_sample_size(log_weights)
     m = len(directions)
     if not effective:
-        nothing, unknown = np.zeros(m), np.full(m, np.inf)
-        return WeightedMoments(nothing, nothing, unknown, unknown, -np.inf, 0.0, False, False)
+        nothing = np.zeros(m)  # finite, so that a mixture gives this part no weight
+        return WeightedMoments(nothing, nothing, nothing, nothing, -np.inf, 0.0, False, False)
     weights, log_mean = normalised_weights(log_weights)
     along = z @ directions.T
     mean = weights @ along
