@@ -22,8 +22,8 @@ from ppl_backends.options import has_moments
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.protocol import BaseTarget
 
-# Evaluations of sites by EP, in calls of the cheapest rule. Hierarchies with few hyper-parameters take 2,000 to 10,000.
-CALLS_OF_A_START = 16_000.0
+# Evaluations of sites by EP, in calls of the cheapest rule. Hierarchies with few hyper-parameters take 2,000 to 19,000.
+CALLS_OF_A_START = 24_000.0
 
 
 def resolve_approximation(

@@ -85,7 +85,7 @@ def test_a_block_of_a_large_model_says_what_the_other_steps_cost():
         beta = pm.Normal("beta", 0, tau)
         pm.Normal("y", beta * x, 1, observed=x + rng.normal(size=len(x)))
         with pytest.warns(
-            SamplerWarning, match="does not move tau_log__, and a step of PyMC's for them evaluates all 12,000 rows"
+            SamplerWarning, match="does not move tau_log__, and PyMC's own step for them evaluates all 12,000 rows"
         ):
             S.ScalableMetropolis(["beta"])
         with warnings.catch_warnings():
