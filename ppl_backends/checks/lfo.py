@@ -29,7 +29,7 @@ from ppl_backends.results.inference_data import group, unconstrained_draws
 from ppl_backends.smc.core import SMCState, Step
 from ppl_backends.smc.health import MEMORY_LEFT
 from ppl_backends.smc.ibis import RowsCall, row_settings
-from ppl_backends.smc.routes import choose_kernel
+from ppl_backends.smc.routes import rows_kernel
 from ppl_backends.smc.rows import RowsPath, observations_of, rows_have_gradients
 from ppl_backends.smc.sample import sample_smc
 from ppl_backends.targets.convert import as_target
@@ -230,7 +230,7 @@ def _run_over_rows(
     """Return the run over all rows."""
     asked = {"log_likelihood": False, "log_prior": False}
     call = RowsCall(time.perf_counter(), row_settings("auto", 1, 100, None), executor, progressbar, asked)
-    kernel = choose_kernel("auto", target, rows_have_gradients(target))
+    kernel = rows_kernel("auto", target)
     try:
         return call.sample(
             target, kernel, partial(TailedRowsPath, target), (sizes["draws"], sizes["chains"]), rng, None

@@ -29,8 +29,8 @@ from ppl_backends.smc.filters import filter_path
 from ppl_backends.smc.moves import move_settings
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.records import SMCResult, stage_figures
-from ppl_backends.smc.routes import choose_kernel, filter_kernel, prior_path
-from ppl_backends.smc.rows import Prequential, RowsPath, rows_have_gradients
+from ppl_backends.smc.routes import filter_kernel, prior_path, rows_kernel
+from ppl_backends.smc.rows import Prequential, RowsPath
 from ppl_backends.smc.sampler import Settings, Watcher
 from ppl_backends.smc.schedule import Resampling, make_schedule
 from ppl_backends.smc.updates import before_stages, ibis_inference_data, n_chains, restored
@@ -89,7 +89,8 @@ def sample_ibis(
     chains : int
         Independent runs; their spread is part of the evidence's standard error.
     kernel : {"auto", "hmc", "mala", "barker", "mixed", "independent", "random_walk"}
-        ``"auto"`` is HMC if the observations have gradients, else random-walk and independent proposals alternately.
+        ``"auto"`` is HMC if the observations have gradients, else random-walk and independent proposals alternately. The
+        independent proposals for a state-space model are from the smoothed particles, otherwise from a Gaussian.
     metric : {"dense", "diagonal"}
         Scales of the proposals: the particles' covariance, or only their standard deviations.
     ess_threshold : float or "auto"
@@ -139,7 +140,7 @@ def sample_ibis(
     asked = {"log_likelihood": log_likelihood, "log_prior": log_prior}
     settings = row_settings(ess_threshold, min_moves, max_moves, max_time, metric)
     call = RowsCall(clock, settings, executor, progressbar, asked)
-    chosen = choose_kernel(kernel, target, rows_have_gradients(target))
+    chosen = rows_kernel(kernel, target)
     return call.sample(target, chosen, partial(RowsPath, target), (draws, chains), random_seed, checkpoint)
 
 
@@ -223,9 +224,7 @@ def update_smc(
     *generators, prior_rng, result_rng = spawn_generators(random_seed, n_chains(idata) + 2)
     settings = row_settings(ess_threshold, min_moves, max_moves, max_time, metric)
     has_filters = "filter" in group(idata, "posterior").attrs
-    chosen = (
-        filter_kernel(kernel, target) if has_filters else choose_kernel(kernel, target, rows_have_gradients(target))
-    )
+    chosen = filter_kernel(kernel, target) if has_filters else rows_kernel(kernel, target)
     prior = prior_path(target, prior_rng, chosen, settings)
     path = filter_path(target, prior, idata) if has_filters else RowsPath(target, prior)
     path = path.for_moves(chosen.uses_gradient, metric)

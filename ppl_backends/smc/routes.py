@@ -24,6 +24,7 @@ from ppl_backends.kernels.smoothed import SmoothedCycle
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
 from ppl_backends.smc.polya_gamma import TemperedPolyaGamma
+from ppl_backends.smc.rows import rows_have_gradients
 from ppl_backends.smc.sampler import SampledPriorPath, Settings
 from ppl_backends.targets.protocol import BaseTarget
 
@@ -110,6 +111,18 @@ def choose_kernel(name: str, target: BaseTarget, has_gradient: bool) -> Kernel:
     return chosen
 
 
+def rows_kernel(name: str, target: BaseTarget) -> Kernel:
+    """Return the kernel of that name for particles that add rows whose densities are known."""
+    has_gradient = rows_have_gradients(target)
+    if target.state_space is not None:
+        return filter_kernel(name, target)
+    return choose_kernel(name, target, has_gradient)
+
+
 def filter_kernel(name: str, target: BaseTarget) -> Kernel:
-    """Return the kernel of that name for particles with filters; ``"auto"`` draws from the smoothed particles."""
+    """Return the kernel of that name for a state-space model; ``"auto"`` draws from the smoothed particles.
+
+    After few rows the posterior is far from a normal distribution, and the likelihood of a series costs more than the
+    mixture.
+    """
     return SmoothedCycle() if name == "auto" else choose_kernel(name, target, False)

@@ -9,6 +9,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError
+from ppl_backends.results.inference_data import group
 from ppl_backends.targets.state_space.target import axis_of_rows
 from tests.state_space.models import LG_POINT, VOLATILITY, data, kalman, repeated
 from tests.statistics import t_bound
@@ -244,6 +245,19 @@ def test_rows_of_an_exact_likelihood_are_let_in_one_by_one(model, target):
     error = np.hypot(rows["log_evidence_se"], whole["log_evidence_se"])
     assert error < 0.2
     assert abs(rows["log_evidence"] - whole["log_evidence"]) < 4 * error
+
+
+@pytest.mark.filterwarnings("ignore::ppl_backends.errors.SamplerWarning")  # two hundred draws are few
+def test_particles_of_a_series_mix_in_few_moves():
+    with pm.Model() as model:
+        scales = {name: pm.Exponential(name, 1) for name in ("sigma_x", "sigma_y")}
+        series = pb.state_space.linear_gaussian()
+        pb.StateSpace("y", series, rho=pm.Uniform("rho", -1, 1), **scales, observed=data("linear_gaussian"))
+    idata = pb.sample_ibis(model, draws=200, chains=1, random_seed=1, progressbar=False)
+    stages, attrs = group(idata, "sample_stats"), group(idata, "posterior").attrs
+    assert stages["n_moves"].max() < 50  # 94 to 100 with proposals from a Gaussian
+    assert np.nanmax(stages["correlation"]) < 0.15
+    assert abs(attrs["log_evidence"] + 117.720) < 4 * attrs["log_evidence_se"]
 
 
 def test_rows_are_refused_where_they_are_not_all_or_not_exact():
