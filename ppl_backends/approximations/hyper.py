@@ -67,8 +67,10 @@ class HyperParameters(NamedTuple):
 
 def check_number(label: str, names: Sequence[str]) -> None:
     """Refuse more hyper-parameters than can be integrated over."""
-    if len(names) > max(NET_POINTS):
-        raise ModelError(f"{label}: {len(names)} hyper-parameters; at most {max(NET_POINTS)} can be integrated over")
+    if len(names) > MOST_HYPER_PARAMETERS:
+        raise ModelError(
+            f"{label}: {len(names)} hyper-parameters; at most {MOST_HYPER_PARAMETERS} can be integrated over"
+        )
 
 
 def climb(posterior: Any, start: Array) -> Any:
@@ -145,8 +147,10 @@ SPACING = {1: 0.4, 2: 0.75}  # in standard deviations at the mode
 DROP = {1: 9.0, 2: 7.0}  # nats below the mode at which a lattice ends
 MAX_NODES = 200
 MAX_SHARE = 0.2  # Σ w² above which a lattice is too coarse for the posterior and its spacing is halved
-NET_POINTS = {3: 256, 4: 256, 5: 256, 6: 256}
-NET_DF = 8.0
+MOST_HYPER_PARAMETERS = 6
+PART, MOST_PARTS = 128, 4  # points of a net
+NET_DF, WIDER = 8.0, 1.2  # degrees of freedom; scale of a Student t over that of the points so far
+AGREE = 0.15  # change of a mean or standard deviation, in standard deviations, below which no more points are added
 KERNEL = 0.8  # the kernels' sd over the spacing of a lattice
 
 
@@ -245,33 +249,78 @@ def _flood(evaluate: Evaluate, mode: Any, step: Array) -> tuple[dict[Index, Any]
 
 
 def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
-    """Return scrambled Sobol points of independent split Student t along the principal axes, with importance weights.
+    """Return points with importance weights: of split Student t, at the mode and then by the moments so far.
 
-    Each side of each axis has its own scale, computed from the decrease of the density two standard deviations away.
+    A tail that the density at the mode does not show widens the next one. Parts are added until they agree.
     """
-    p = len(mode.phi)
-    sides = np.ones((2, p))
-    for j in range(p):
-        for row, sign in enumerate((-1.0, 1.0)):
-            node = evaluate(mode.phi + 2.0 * sign * scale[:, j], mode.fit)
-            drop = 2.0 if node is None else mode.log_posterior - node.log_posterior
-            sides[row, j] = np.clip(2.0 / np.sqrt(2.0 * max(drop, 1e-6)), 0.5, 3.0)
-    points = NET_POINTS[p]
-    u = inside_cube(qmc.Sobol(p, seed=0).random(points))
-    left = sides[0] / sides.sum(axis=0)  # share of the mass on the left
-    low = u < left
-    t = np.where(low, stdtrit(NET_DF, 0.5 * u / left), stdtrit(NET_DF, 0.5 + 0.5 * (u - left) / (1 - left)))
-    z = t * np.where(low, sides[0], sides[1])
-    log_q = (student_t.logpdf(t, NET_DF) + np.log(2.0 / sides.sum(axis=0))).sum(axis=1) - np.linalg.slogdet(scale)[1]
-    order = np.argsort((z**2).sum(axis=1))  # from the mode outwards
-    nodes = [evaluate(mode.phi + scale @ z[k], mode.fit) for k in order]
-    kept = [k for k, node in enumerate(nodes) if node is not None]
-    log_weights = np.array([nodes[k].log_posterior for k in kept]) - log_q[order][kept]
-    weights = normalised_weights(log_weights)[0]
+    p, rng = len(mode.phi), np.random.default_rng(0)
+    proposals: list[Any] = [_SplitStudent.around(evaluate, mode, scale)]
+    phi = np.empty((0, p))
+    nodes: list[Any] = []
+    moments: list[tuple[Array, Array]] = []
+    while True:
+        new = proposals[-1].sample(PART, rng)
+        new = new[np.argsort((np.linalg.solve(scale, (new - mode.phi).T) ** 2).sum(axis=0))]  # from the mode outwards
+        phi, nodes = np.concatenate([phi, new]), nodes + [evaluate(point, mode.fit) for point in new]
+        kept = [k for k, node in enumerate(nodes) if node is not None]
+        log_q = logsumexp([q.log_density(phi) for q in proposals], axis=0) - np.log(len(proposals))
+        log_weights = np.array([nodes[k].log_posterior for k in kept]) - log_q[kept]
+        weights = normalised_weights(log_weights)[0]
+        if len(kept) < 2 * p or len(proposals) == MOST_PARTS:
+            break
+        moments.append(moments_of(phi[kept], weights))
+        if len(moments) > 1 and _agree(*moments[-2:]):
+            break
+        proposals.append(_SplitStudent.of_points(phi[kept], weights, *moments[-1]))
     effective = 1 / float(weights @ weights)
     spread = float(np.clip((4 / (p + 2) / effective) ** (1 / (p + 4)), 0.1, 0.7))  # Silverman's rule
-    log_evidence = float(logsumexp(log_weights) - np.log(points))
-    return Design([nodes[k] for k in kept], log_weights, log_evidence, spread, 1 - len(kept) / points, None)
+    log_evidence = float(logsumexp(log_weights) - np.log(len(nodes)))
+    return Design([nodes[k] for k in kept], log_weights, log_evidence, spread, 1 - len(kept) / len(nodes), None)
+
+
+def _agree(some: tuple[Array, Array], others: tuple[Array, Array]) -> bool:
+    """Return whether means and standard deviations differ by little, in standard deviations."""
+    sd, other = (np.sqrt((root**2).sum(axis=1)) for _, root in (some, others))
+    return bool(max(np.abs(sd / other - 1).max(), (np.abs(some[0] - others[0]) / sd).max()) < AGREE)
+
+
+class _SplitStudent(NamedTuple):
+    """Independent Student t along the columns of ``scale``, each side of each with its own scale of ``sides`` ``(2, p)``."""
+
+    centre: Array
+    scale: Array
+    sides: Array
+
+    @classmethod
+    def around(cls, evaluate: Evaluate, mode: Any, scale: Array) -> _SplitStudent:
+        """Compute the scale of each side from the decrease of the density two standard deviations away."""
+        sides = np.ones((2, len(scale)))
+        for j, column in enumerate(scale.T):
+            for row, sign in enumerate((-1.0, 1.0)):
+                node = evaluate(mode.phi + 2.0 * sign * column, mode.fit)
+                drop = 2.0 if node is None else mode.log_posterior - node.log_posterior
+                sides[row, j] = np.clip(2.0 / np.sqrt(2.0 * max(drop, 1e-6)), 0.5, 3.0)
+        return cls(mode.phi, scale, sides)
+
+    @classmethod
+    def of_points(cls, points: Array, weights: Array, centre: Array, root: Array) -> _SplitStudent:
+        """Compute the scale of each side from the second moment of weighted points there."""
+        z = np.linalg.solve(root, (points - centre).T)
+        squares = [np.where(side, z**2, 0.0) @ weights / np.maximum(side @ weights, 1e-6) for side in (z < 0, z >= 0)]
+        return cls(centre, root, np.clip(WIDER * np.sqrt(squares), 0.5, 3.0))
+
+    def sample(self, n: int, rng: np.random.Generator) -> Array:
+        """Return scrambled Sobol points of the distribution ``(n, p)``."""
+        u = inside_cube(qmc.Sobol(len(self.centre), seed=rng).random(n))
+        left = self.sides[0] / self.sides.sum(axis=0)  # share of the mass on the left
+        t = np.where(u < left, stdtrit(NET_DF, 0.5 * u / left), stdtrit(NET_DF, 0.5 + 0.5 * (u - left) / (1 - left)))
+        return self.centre + (t * np.where(u < left, *self.sides)) @ self.scale.T
+
+    def log_density(self, x: Array) -> Array:
+        """Return the log density ``(n,)``."""
+        z = np.linalg.solve(self.scale, (x - self.centre).T).T
+        each = student_t.logpdf(z / np.where(z < 0, *self.sides), NET_DF) + np.log(2.0 / self.sides.sum(axis=0))
+        return np.asarray(each.sum(axis=1) - np.linalg.slogdet(self.scale)[1])
 
 
 def draws_at_points(

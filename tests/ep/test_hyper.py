@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from scipy import stats
 
 import ppl_backends as pb
-from ppl_backends.approximations.hyper import MAX_NODES, lattice, narrowed
+from ppl_backends.approximations.hyper import MAX_NODES, PART, lattice, narrowed, net
 from ppl_backends.approximations.hyper_modes import share_around
 from ppl_backends.approximations.hyper_narrow import narrow_hyper_mode
 from ppl_backends.approximations.resolve import has_one_mode, one_mode_given_few
@@ -185,10 +186,7 @@ def test_impossible_data_are_named(likelihood, wrong, where):
     with pytest.raises(ModelError, match=f"density of observed variable 'y' is {where}"):
         pb.fit_ep(_regression(X, y, likelihood))
 
-
-def test_runs_end_if_most_of_them_do_not_converge():
     """A lattice of runs of 200 sweeps, none of which converge, took minutes."""
-    from types import SimpleNamespace
 
     from ppl_backends.approximations.ep.hyper import MOST_SWEEPS, _Posterior
 
@@ -212,3 +210,32 @@ def test_draws_keep_what_data_say_about_products_of_scales_and_effects(method):
     drawn = group(method(model, progressbar=False).to_inference_data(4000, random_seed=1), "posterior")["mean"][0]
     s = np.sqrt(np.mean([y[group_of == g].var(ddof=1) for g in range(3)]))
     np.testing.assert_allclose(drawn.std("draw") / (s / 20**0.5), 1, atol=0.1)
+
+
+def test_net_follows_a_tail_that_the_mode_does_not_show():
+    """The first of four coordinates is 0.6 N(0, 0.5²) + 0.4 N(1.5, 1.2²); the scale is that of its mode."""
+    root = np.array([[1, 0, 0, 0], [0.6, 0.8, 0, 0], [0, -0.5, 0.9, 0], [0.3, 0, 0.4, 0.8]])
+    log_det = np.log(np.diag(root)).sum()
+
+    def node(phi, start=None):
+        z = np.linalg.solve(root, phi)
+        tail = np.logaddexp(
+            np.log(0.6) + stats.norm.logpdf(z[0], 0, 0.5), np.log(0.4) + stats.norm.logpdf(z[0], 1.5, 1.2)
+        )
+        return SimpleNamespace(phi=phi, fit=None, log_posterior=tail + stats.norm.logpdf(z[1:]).sum() - log_det)
+
+    design = net(node, node(np.zeros(4)), root * [0.5, 1, 1, 1])
+    mean, factor = design.moments()
+    sds = np.sqrt(np.diag(root @ np.diag([0.6 * 0.25 + 0.4 * (1.44 + 2.25) - 0.36, 1, 1, 1]) @ root.T))
+    assert np.abs((mean - 0.6 * root[:, 0]) / sds).max() < 0.1
+    np.testing.assert_allclose(np.sqrt((factor**2).sum(axis=1)), sds, rtol=0.1)
+    assert abs(design.log_evidence) < 0.1
+
+
+def test_net_of_a_gaussian_has_two_parts():
+    def node(phi, start=None):
+        return SimpleNamespace(phi=phi, fit=None, log_posterior=-0.5 * float(phi @ phi))
+
+    design = net(node, node(np.zeros(3)), np.eye(3))
+    assert len(design.nodes) == 2 * PART
+    np.testing.assert_allclose(np.sqrt((design.moments()[1] ** 2).sum(axis=1)), 1, atol=0.05)
