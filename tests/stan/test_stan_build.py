@@ -132,6 +132,48 @@ def test_two_processes_build_at_once(tmp_path):
 
 
 @pytest.mark.slow
+def test_arrays_of_data_that_take_parameters_have_memory():
+    """With stanc's optimisation such an array has no size when it is assigned, and Stan's own assignment crashes."""
+    from ppl_backends.targets.stan import stan_target
+
+    code = """
+    functions {
+      array[] vector filled(array[] vector y, vector missing) {
+        array[size(y)] vector[rows(y[1])] out = y;
+        out[2][1] = missing[1];
+        return out;
+      }
+    }
+    data { int N, D; array[N] vector[D] y; array[N, D] int counts; array[0] real none; }
+    parameters { vector[2] missing; }
+    transformed parameters {
+      array[N] vector[D] vectors = y;
+      array[N, D] real table = counts;
+      array[N] real firsts = y[:, 1];
+      array[0] real empty = none;
+      vectors[2][1] = missing[1];
+      table[1, 2] = missing[2];
+      firsts[3] = missing[2];
+    }
+    model {
+      array[N] vector[D] local = filled(y, missing);
+      for (n in 1:N) { vectors[n] ~ normal(0, 1); local[n] ~ normal(1, 1); table[n] ~ normal(2, 1); }
+      firsts ~ normal(3, 1);
+    }
+    """
+    rng = np.random.default_rng(0)
+    y, counts, x = rng.standard_normal((3, 2)), rng.integers(0, 5, (3, 2)), rng.standard_normal((4, 2))
+    target = stan_target(code, {"N": 3, "D": 2, "y": y.tolist(), "counts": counts.tolist(), "none": []})
+    expected = []
+    for missing in x:
+        vectors, table, firsts = y.copy(), counts.astype(float), y[:, 0].copy()
+        vectors[1, 0], table[0, 1], firsts[2] = missing[0], missing[1], missing[1]
+        residuals = [vectors, vectors - 1, table - 2, firsts - 3]
+        expected.append(sum(-0.5 * (r**2 + np.log(2 * np.pi)).sum() for r in residuals))
+    np.testing.assert_allclose(target.log_density(x), expected, rtol=1e-12)
+
+
+@pytest.mark.slow
 def test_programs_that_optimisation_breaks_are_compiled_without_it():
     from ppl_backends.targets.stan import stan_target
 

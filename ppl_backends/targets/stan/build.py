@@ -34,6 +34,8 @@ from ppl_backends.targets.stan.program import StanProgram
 from ppl_backends.targets.stan.toolchain import Compiler, Toolchain, find_compiler, find_toolchain
 
 SHIM = Path(__file__).with_name("shim.cpp")
+ARRAYS = Path(__file__).with_name("arrays.hpp")
+MODEL_HEADER = "#include <stan/model/model_header.hpp>\n"
 # -O1 of stanc saves a quarter of the evaluation time; -O2 and -O3 of the compiler gain little over -O1 and take compile
 # time; without optimisation the library is 25 times slower.
 STANC_FLAGS = ("--O1",)
@@ -63,6 +65,8 @@ def build_library(program: StanProgram, cache: Path | None = None) -> Path:
     toolchain, cache = find_toolchain(), cache or cache_folder()
     flags = STANC_FLAGS if program.optimize else ()
     code = program.stanc(*flags, "--print-cpp", toolchain=toolchain).stdout
+    if program.optimize:  # declares arrays without a size
+        code = code.replace(MODEL_HEADER, MODEL_HEADER + ARRAYS.read_text(encoding="utf-8"), 1)
     key = _digest(code, SHIM.read_text(encoding="utf-8"), toolchain.version, *COMPILER_FLAGS)
     stem = f"{program.identifier}-{key}"
     with _usable(cache):
@@ -132,7 +136,7 @@ def _precompiled_header(cache: Path, toolchain: Toolchain, compiler: Compiler) -
             return None
         header.parent.mkdir(parents=True, exist_ok=True)
         if not header.exists():  # another process may be compiling it
-            write_atomically(header, b"#include <stan/model/model_header.hpp>\n")
+            write_atomically(header, MODEL_HEADER.encode())
         _compile_once(compiled, [*command, "-x", "c++-header", str(header)])
     return header
 
