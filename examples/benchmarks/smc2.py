@@ -23,7 +23,7 @@ DATA = Path(__file__).parents[2] / "tests" / "state_space" / "data"
 NAMES = {"linear": ("rho", "sigma_x", "sigma_y"), "volatility": ("mu", "rho", "sigma")}
 EVIDENCE = {"linear": -117.720, "volatility": -389.347}
 MEANS = {"linear": (0.7073, 0.5766, 0.3855), "volatility": (-1.1007, 0.8574, 0.4011)}
-SDS = {"linear": (0.1078, 0.1139, 0.1377), "volatility": (0.2045, 0.078, 0.086)}
+SDS = {"linear": (0.1078, 0.1139, 0.1377), "volatility": (0.195, 0.078, 0.086)}
 
 
 def model(name):

@@ -38,7 +38,7 @@ def sample_smc2(
     moves: str = "auto",
     ess_threshold: float = 0.5,
     min_moves: int = 3,
-    max_moves: int = 10,
+    max_moves: int = 20,
     states: bool = False,
     cores: int | None = None,
     executor: Executor | None = None,

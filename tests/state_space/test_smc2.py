@@ -17,12 +17,14 @@ from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.core import Resampled
 from ppl_backends.smc.filters import FilterParticles, FilterPath, Growth, is_exchange
+from ppl_backends.smc.health import MEMORY_LEFT
 from ppl_backends.smc.ibis import run_ibis
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.regeneration import RegeneratingMoves
 from ppl_backends.smc.sampler import Settings
 from ppl_backends.smc.schedule import make_schedule
+from tests.state_space.models import data
 from tests.state_space.toys import LOG_2PI, MODEL, Y, log_evidence, log_likelihood, posterior, series, target
 from tests.statistics import assert_mean_is
 
@@ -373,3 +375,13 @@ def test_filters_are_computed_again_whatever_they_were_drawn_around():
     assert set(mixed.kept.rows) == {0, 3}
     again = made._replayed(mixed.x, 5, 4, mixed.filter.seeds, mixed.kept)
     np.testing.assert_allclose(again, mixed.filter.log_likelihood, rtol=1e-9)
+
+
+def test_particles_of_a_run_with_defaults_mix():
+    with pm.Model() as model:
+        scales = {name: pm.Exponential(name, 1) for name in ("sigma_x", "sigma_y")}
+        rows = data("linear_gaussian")
+        pb.StateSpace("y", pb.state_space.linear_gaussian(), rho=pm.Uniform("rho", -1, 1), **scales, observed=rows)
+    idata = pb.sample_smc2(model, chains=2, random_seed=300, progressbar=False)
+    left = group(idata, "sample_stats")["correlation"].values
+    assert np.mean(left[np.isfinite(left)] > MEMORY_LEFT) < 0.2  # 0.3 with at most ten moves
