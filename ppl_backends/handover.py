@@ -76,7 +76,7 @@ def initvals_for_pymc(source: Any, model: Any, chains: int = 4, random_seed: See
         drawn = flat_draws(source, free)
         missing = [name for name in free if name not in drawn]
         if missing:
-            raise ModelError(f"the posterior has no draws of {missing[0]!r}: is it of this model?")
+            raise ModelError(f"the posterior has no draws of {missing[0]!r}; give a posterior of this model")
         chosen = _chosen(len(drawn[free[0]]), chains, rng)
         values = {name: value[chosen] for name, value in drawn.items()}
     return [{name: values[name][chain] for name in free} for chain in range(chains)]
@@ -218,7 +218,9 @@ def cmdstan_metric(source: Any, kind: str = "dense_e", target: StanTarget | None
         draws = target.unconstrain(flat_draws(source, target.parameter_names))
         needed = draws.shape[1] + 1 if kind == "dense_e" else 2
         if len(draws) < needed:
-            raise ModelError(f"{len(draws)} draws give no {kind} metric of {draws.shape[1]} parameters; use 'diag_e'")
+            raise ModelError(
+                f"{len(draws)} draws are too few for a {kind} metric of {draws.shape[1]} parameters; use 'diag_e'"
+            )
         cov = np.atleast_2d(np.cov(draws, rowvar=False))
     return {"inv_metric": cov if kind == "dense_e" else np.diag(cov).copy()}
 

@@ -70,7 +70,8 @@ def adapt(sbc: Any, *, sampler: Any = "smc", **options: Any) -> Any:
         raise ModelError(f"the model of this simuk.SBC is of {sbc.engine}: expected one of PyMC or Bambi")
     if isinstance(sampler, Sampler):
         if options:
-            raise ModelError(f"{next(iter(options))}=…: give it to {type(sampler).__name__}(…), which sampler= is")
+            name, kind = next(iter(options)), type(sampler).__name__
+            raise ModelError(f"{name}= is an option of {kind}: write sampler={kind}({name}=...)")
         sampler, options = sampler.method, sampler.options
     fits = Fits(sbc, sampler, options)
     adapter = getattr(sbc, "adapter", None)

@@ -69,7 +69,8 @@ def check_number(label: str, names: Sequence[str]) -> None:
     """Refuse more hyper-parameters than can be integrated over."""
     if len(names) > MOST_HYPER_PARAMETERS:
         raise ModelError(
-            f"{label}: {len(names)} hyper-parameters; at most {MOST_HYPER_PARAMETERS} can be integrated over"
+            f"{label} has {len(names)} hyper-parameters; at most {MOST_HYPER_PARAMETERS} can be integrated over; "
+            "use sample_smc"
         )
 
 

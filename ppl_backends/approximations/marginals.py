@@ -91,6 +91,6 @@ def chosen(coordinates: Any, names: Sequence[str]) -> NDArray[np.integer]:
             places = [int(c) % len(names)] if number and -len(names) <= c < len(names) else []
         if not places:
             some = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-            raise ModelError(f"no coordinate {c!r}; there are {len(names)}: {some}")
+            raise ModelError(f"{c!r} is not a coordinate; the {len(names)} coordinates are {some}")
         found += places
     return np.array(found)

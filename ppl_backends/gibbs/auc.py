@@ -66,7 +66,7 @@ def _scores_and_labels(scores: Array, positive: Mask) -> tuple[Array, Mask]:
             f"auc_risk: positive has shape {labels.shape} and type {labels.dtype}: expected bool ({found.shape[1]},)"
         )
     if np.isnan(found).any():
-        raise ModelError("auc_risk: scores: NaN cannot be ordered")
+        raise ModelError("auc_risk: scores has values that are NaN and cannot be ordered")
     return found, labels
 
 

@@ -335,11 +335,11 @@ def _hinge_deviation(posterior: GibbsPosterior, kappa: float) -> tuple[float, tu
         raise ModelError("the certificate of the hinge loss is for scores without an offset")
     largest = float(np.sqrt(np.einsum("nd,de,ne->n", risk.X, prior.covariance, risk.X)).max())
     if largest > kappa:
-        raise ModelError(f"feature_bound={kappa:g} is below √(xᵀSx) = {largest:.4g} of one of the rows")
+        raise ModelError(f"feature_bound={kappa:g} is below √(xᵀSx) of a row; give at least {largest:.4g}")
     share = kappa**2 * rate**2 / (2 * n)
     if share >= 1:
         raise ModelError(
-            f"λ={rate:g} is too large for a certificate of the hinge loss: below {(2 * n) ** 0.5 / kappa:.4g}"
+            f"λ={rate:g} is too large for a certificate of the hinge loss; take one below {(2 * n) ** 0.5 / kappa:.4g}"
         )
     deviation = rate**2 / (4 * n) - 0.5 * prior.dim * np.log1p(-share)
     return float(deviation), (

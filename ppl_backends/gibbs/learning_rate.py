@@ -231,7 +231,7 @@ def choose_prior_scale(
     """
     prior = posterior.gaussian_prior
     if prior is None:
-        raise ModelError("the scale is of a Gaussian prior; this posterior has another")
+        raise ModelError("only the scale of a Gaussian prior can be chosen; this posterior has another prior")
     if scales is not None and (np.ndim(scales) != 1 or not len(scales) or not np.all(np.asarray(scales) > 0)):
         raise ModelError(f"scales={scales!r}: expected a list of positive numbers")
     mean, cov = prior.gaussian.mean, prior.covariance

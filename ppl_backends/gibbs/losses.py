@@ -259,7 +259,7 @@ class Quantile(Loss):
 
     def __init__(self, tau: float = 0.5, scale: float = 1.0) -> None:
         if not 0 < tau < 1 or scale <= 0:
-            raise ModelError(f"Quantile(tau={tau}, scale={scale}): tau lies between 0 and 1, scale is positive")
+            raise ModelError(f"Quantile(tau={tau}, scale={scale}): expected tau between 0 and 1 and scale above 0")
         self.tau, self.scale = float(tau), float(scale)
         if tau == 0.5 and scale == 2.0:
             self.name = "absolute"

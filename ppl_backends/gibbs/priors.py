@@ -182,7 +182,7 @@ def coefficient_columns(prior: BaseTarget, names: Any, p: int) -> Index:
         fitting = [name for name in dict.fromkeys(base) if base.count(name) == p and not name.endswith("__")]
         if len(fitting) != 1:
             found = ", ".join(f"{name} ({base.count(name)})" for name in dict.fromkeys(base))
-            raise ModelError(f"which of {found} are the {p} coefficients? give coefficients='name' or a list of names")
+            raise ModelError(f"name the {p} coefficients among {found}: coefficients='name' or a list of names")
         names = fitting
     wanted = [names] if isinstance(names, str) else list(names)
     columns = [j for name in wanted for j in coordinates_of(name, prior.names)]
@@ -192,7 +192,9 @@ def coefficient_columns(prior: BaseTarget, names: Any, p: int) -> Index:
     values = prior.constrain(point)
     unknown = [name for name in wanted if name not in values]
     if unknown:
-        raise ModelError(f"coefficients={wanted!r}: the prior has no {unknown[0]!r} but {', '.join(values)}")
+        raise ModelError(
+            f"coefficients={wanted!r}: the prior has no variable {unknown[0]!r}; it has {', '.join(values)}"
+        )
     given = np.concatenate([np.ravel(values[name]) for name in wanted])
     if given.shape != (p,) or not np.allclose(given, point[0, columns]):
         raise ModelError(

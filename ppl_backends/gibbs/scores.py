@@ -100,10 +100,10 @@ class GaussianProcess:
         self.kernel = kernel if kernel is not None else partial(_squared_exponential, scale, amplitude)
         matrix = self._matrix(self.X, self.X)
         if not np.allclose(matrix, matrix.T, rtol=0, atol=_ASYMMETRY * np.abs(matrix).max()):
-            raise ModelError("kernel: its matrix of the rows is not symmetric")
+            raise ModelError("kernel gives a matrix of the rows that is not symmetric")
         values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
         if not values[-1] > 0:
-            raise ModelError("kernel: its matrix of the rows has no positive eigenvalue")
+            raise ModelError("kernel gives a matrix of the rows that has no positive eigenvalue")
         kept = values > _NEGLIGIBLE * values[-1]
         self._root = vectors[:, kept] / np.sqrt(values[kept])
         self.training = vectors[:, kept] * np.sqrt(values[kept])
@@ -121,7 +121,7 @@ class GaussianProcess:
         """Return the features ``(n, r)`` of new rows."""
         rows = _rows(X)
         if rows.shape[1] != self.X.shape[1]:
-            raise ModelError(f"X has {rows.shape[1]} columns, the rows of the process {self.X.shape[1]}")
+            raise ModelError(f"X has {rows.shape[1]} columns; the rows of the process have {self.X.shape[1]}")
         return self._matrix(rows, self.X) @ self._root
 
     def scores(self, fit: Any, X: Any) -> Scores:
@@ -141,7 +141,9 @@ class GaussianProcess:
         """
         rows, q = _rows(X), as_approximation(fit).gaussian
         if q.dim != self._root.shape[1]:
-            raise ModelError(f"scores: the fit has {q.dim} coefficients, the process {self._root.shape[1]} features")
+            raise ModelError(
+                f"scores: the fit has {q.dim} coefficients; the process has {self._root.shape[1]} features"
+            )
         features = self.features(rows)
         blocks = np.array_split(rows, -(-len(rows) // _BLOCK))
         own = np.concatenate([np.diagonal(self._matrix(block, block)) for block in blocks])

@@ -240,7 +240,7 @@ def _estimated(target: BaseTarget, given: bool, rng: np.random.Generator) -> Bas
     if not given:
         raise ModelError(
             f"{target.label}: the likelihood can only be estimated, so no approximation can be fitted: give approximation=, "
-            "as by from_draws of a run of sample_pmmh or sample_smc2"
+            "such as from_draws of a run of sample_pmmh or sample_smc2"
         )
     return EstimatedTarget(target, rng)
 
@@ -393,7 +393,7 @@ def _cube(proposal: Proposal, draws: int, qmc: bool, rng: np.random.Generator) -
 def scrambled_net(n: int, dim: int, rng: np.random.Generator) -> Array:
     """Return a scrambled Sobol net ``(m, dim)`` of the next power of two m ≥ ``n``."""
     if dim > Sobol.MAXDIM:
-        raise ModelError(f"Sobol points have at most {Sobol.MAXDIM} coordinates, {dim} are needed; use qmc=False")
+        raise ModelError(f"Sobol points have at most {Sobol.MAXDIM} coordinates, and {dim} are needed; use qmc=False")
     return sobol(dim, rng, INNER_BITS).random_base2(int(np.ceil(np.log2(n))))
 
 

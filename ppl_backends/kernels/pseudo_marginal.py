@@ -42,8 +42,8 @@ class _Values(dict[str, Array]):
 
     def __missing__(self, name: str) -> Array:
         raise ModelError(
-            f"log_likelihood_estimate uses {name!r}: it gets {', '.join(self) or 'nothing'}, which are the model's "
-            "variables that are determined by those that the step moves"
+            f"log_likelihood_estimate uses {name!r}: it gets {', '.join(self) or 'nothing'}, the variables "
+            "that are determined by those that the step moves"
         )
 
 

@@ -43,7 +43,7 @@ def read_entries(rows: Any, columns: Any, values: Any, shape: tuple[int, int] | 
     if i.dtype.kind not in "iu" or j.dtype.kind not in "iu":
         raise ModelError("rows and columns must be integers")
     if not np.isfinite(y).all():
-        raise ModelError("values has entries that are not finite; leave out what is missing")
+        raise ModelError("values has entries that are not finite; leave out missing entries")
     w = np.ones(len(y)) if weights is None else as_floats("weights", weights)
     if w.shape != y.shape or not ((w > 0) & np.isfinite(w)).all():
         raise ModelError(f"weights of shape {w.shape}: expected {len(y)} positive numbers, one for each entry")

@@ -251,7 +251,7 @@ class CategoricalMixture(_Mixture):
         if x.ndim != 2 or x.shape[1] != len(self._levels) or x.dtype.kind not in "iu":
             raise ModelError(f"x has shape {x.shape} and type {x.dtype}; expected integers (n, {len(self._levels)})")
         if x.min() < 0 or (x >= self._levels).any():
-            raise ModelError("x has a level that was not there in the fit")
+            raise ModelError("x has a level that the data of the fit do not have")
         return x
 
     @property
@@ -402,7 +402,7 @@ def _select(
     """Return the best fit over numbers of components and starts."""
     numbers = [components] if isinstance(components, int) else sorted(set(components))
     if not numbers or numbers[-1] > n:
-        raise ModelError(f"components={components!r}: expected numbers between 1 and that of the observations, {n}")
+        raise ModelError(f"components={components!r}: expected numbers from 1 to {n}, the number of observations")
     found: dict[int, tuple[Ascent, Array]] = {}
     for k, seed in zip(numbers, spawn_generators(random_seed, len(numbers)), strict=True):
         tries = 1 if k == 1 else restarts

@@ -28,7 +28,7 @@ def with_rows(name: str, held: Array, new: Array, axis: int = 0) -> Array:
     old_row, new_row = ((*array.shape[:axis], 1, *array.shape[axis + 1 :]) for array in (held, new))
     if not held.ndim or old_row != new_row:
         raise ModelError(
-            f"new rows of '{name}' have shape {new.shape}, and its data {held.shape}: no rows of the same kind"
+            f"new rows of '{name}' have shape {new.shape}, which does not fit its data of shape {held.shape}"
         )
     return np.concatenate([held, new], axis=axis)
 

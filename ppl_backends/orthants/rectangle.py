@@ -223,7 +223,7 @@ def solvers(problem: Problem, settings: _Settings, pilot: np.random.SeedSequence
         yield Closed(problem, rectangle)
         return
     if method == "closed_form":
-        raise ModelError("method='closed_form': only for independent variables, or at most two")
+        raise ModelError("method='closed_form' is for independent variables, or at most two; use method='auto'")
     if method in ("auto", "tilting", "ghk"):
         net = Net(rectangle, settings.points("tilting", dim), method != "ghk")
         if not auto or Net(rectangle, PILOT).run(1.0, [pilot]).efficiency >= LEAST_EFFICIENCY:
@@ -234,7 +234,9 @@ def solvers(problem: Problem, settings: _Settings, pilot: np.random.SeedSequence
         if chain is not None:
             yield Sequential(in_order, settings.points("particle_filter", dim), "particle_filter", chain=chain)
         elif not auto:
-            raise ModelError("method='particle_filter': the covariance is not that of a chain in the order given")
+            raise ModelError(
+                "method='particle_filter': the covariance is not that of a chain in the order given; use 'auto'"
+            )
     if method in ("auto", "tilted_smc", "ridgway"):
         name = "tilted_smc" if auto else method
         yield Sequential(rectangle, settings.points(name, dim), name, settings.moves)
@@ -253,7 +255,9 @@ def _low_rank(problem: Problem, settings: _Settings, pilot: np.random.SeedSequen
         if not auto or replace(solver, n=PILOT).run(1.0, [pilot]).efficiency >= LEAST_EFFICIENCY:
             yield solver
     elif not auto:
-        raise ModelError("method='low_rank': the covariance is not a diagonal plus a matrix of low rank")
+        raise ModelError(
+            "method='low_rank': the covariance is not a diagonal plus a matrix of low rank; use method='auto'"
+        )
 
 
 def _is_closed(problem: Problem) -> bool:

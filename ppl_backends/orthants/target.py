@@ -287,16 +287,16 @@ def _ranking(y: Any, worths: Any, scale: Any) -> tuple[Array, Array, Array]:
     except (TypeError, ValueError):
         raise ModelError("ranking_rectangles: y, worths and scale: expected arrays of numbers") from None
     if y.ndim != 2 or not y.size or not (np.sort(y, axis=1) == np.arange(y.shape[1])).all():
-        raise ModelError(f"ranking_rectangles: y {y.shape}: every row is to be a permutation of 0, 1, ..., items - 1")
+        raise ModelError(
+            f"ranking_rectangles: y has shape {y.shape}: each row must be a permutation of 0, 1, ..., items - 1"
+        )
     items = y.shape[1]
     if items < 2 or worths.ndim not in (2, 3) or worths.shape[-1] != items:
         raise ModelError(
-            f"ranking_rectangles: worths has shape {worths.shape}: expected (m, {items}), from two items on"
+            f"ranking_rectangles: worths has shape {worths.shape}: expected (m, {items}) with at least two items"
         )
     if not (scale > 0).all() or (scale.ndim and scale.shape[-1] not in (1, items)):
-        raise ModelError(
-            f"ranking_rectangles: scale {scale.shape}: expected positive numbers, one or {items} for the items"
-        )
+        raise ModelError(f"ranking_rectangles: scale has shape {scale.shape}: expected one positive number or {items}")
     return y.astype(np.intp), worths, scale
 
 

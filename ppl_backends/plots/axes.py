@@ -14,7 +14,7 @@ def panels(axes: Any, number: int, columns: int = 3, size: tuple[float, float] =
     if axes is not None:
         flat = np.ravel(np.asarray(axes, dtype=object))
         if len(flat) < number:
-            raise ModelError(f"axes: {len(flat)} given, {number} needed")
+            raise ModelError(f"axes has {len(flat)} elements; expected {number}")
         return flat[:number]
     import matplotlib.pyplot as plt
 
@@ -31,5 +31,5 @@ def table_of_panels(axes: Any, rows: int, columns: int) -> Any:
     """Return axes in rows and columns; refuse any other number of them."""
     number = rows * columns
     if axes is not None and np.size(axes) > number:
-        raise ModelError(f"axes: {np.size(axes)} given, {number} needed")
+        raise ModelError(f"axes has {np.size(axes)} elements; expected {number}")
     return panels(axes, number, columns, (3.4, 2.9)).reshape(rows, columns)

@@ -67,7 +67,7 @@ def plot_sensitivity(
     for asked, names, what in ((chosen, known, "quantities"), (components, _components(result), "components")):
         unknown = [name for name in asked if name not in names]
         if unknown:
-            raise ModelError(f"{what}: {unknown[0]!r} is none of {', '.join(names[:8])}")
+            raise ModelError(f"{what}: {unknown[0]!r} is not among {', '.join(names[:8])}")
     axes = table_of_panels(axes, len(components), len(chosen))
     draw = _distributions if kind == "ecdf" else _moments
     for row, component in zip(axes, components, strict=True):

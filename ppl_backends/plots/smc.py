@@ -167,7 +167,9 @@ def plot_ladder(idata: Any, parameters: Sequence[str] | None = None, *, scale: s
     chosen = known[:_MOST_PANELS] if parameters is None else list(parameters)
     unknown = [name for name in chosen if name not in known]
     if unknown:
-        raise ModelError(f"parameters: {unknown[0]!r} is none of the unconstrained parameters ({', '.join(known[:8])})")
+        raise ModelError(
+            f"parameters: {unknown[0]!r} is not among the unconstrained parameters ({', '.join(known[:8])})"
+        )
     axes = panels(axes, len(chosen))
     for axis, name in zip(axes, chosen, strict=True):
         for chain in range(stats.sizes["chain"]):

@@ -117,7 +117,8 @@ def sample(
     """
     if isinstance(method, Sampler):
         if options:
-            raise ModelError(f"{next(iter(options))}=…: give it to {type(method).__name__}(…), which method= is")
+            name, kind = next(iter(options)), type(method).__name__
+            raise ModelError(f"{name}= is an option of {kind}: write method={kind}({name}=...)")
         options = method.options
     name = method.method if isinstance(method, Sampler) else method
     find_method(name)

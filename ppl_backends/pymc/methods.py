@@ -104,7 +104,7 @@ class Run:
             If an argument asks for something that the method does not have; the message names the argument.
         """
         for name, value in self.unknown.items():
-            raise ModelError(f"{name}={shown(value)}: an argument of pm.sample that {method.title} does not support")
+            raise ModelError(f"{name}={shown(value)}: {method.title} does not support this argument of pm.sample")
         if not self.discard_tuned_samples:
             raise ModelError("discard_tuned_samples=False: draws of the tuning are not kept; leave it out")
         if self.keep_warning_stat:

@@ -208,7 +208,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):
         """Return entries of positive weight, and the sorted labels of rows and of columns."""
         if sparse.issparse(X):
             if y is not None:
-                raise ValueError("y is not None: a sparse matrix holds its values itself")
+                raise ValueError("expected y=None, because a sparse matrix holds its values itself")
             matrix = X.tocoo()
             rows, columns, values = matrix.row, matrix.col, np.asarray(matrix.data, dtype=np.float64)
             self._check_kinds((rows, columns), reset)

@@ -43,7 +43,7 @@ def _weighted(loss: Any, labels: Array, weight: Array) -> tuple[Any, Array]:
         return Weighted(found), labels * weight * (n / total)
     if not total > 1:
         raise ValueError(
-            f"sample_weight sums to {total:.3g}: weights of pairs count copies of rows, more than one in all"
+            f"sample_weight sums to {total:.3g}: weights of pairs count copies of rows, and expected is a sum above 1"
         )
     return PairLoss(Weighted(found.inner)), labels * weight * np.sqrt(n * (n - 1) / (total * (total - 1)))
 

@@ -173,7 +173,7 @@ def reweight(idata: Any, *, power: float | None = None, model: Any = None, data:
         new = with_power(as_target(model, data), 1.0 if power is None else power)
         if new.dim != ladder.sizes["unconstrained_parameter"]:
             raise ModelError(
-                f"reweight: the model has dimension {new.dim}, the ladder {ladder.sizes['unconstrained_parameter']}"
+                f"reweight: the model has dimension {new.dim}; the ladder has {ladder.sizes['unconstrained_parameter']}"
             )
     points, weights, betas = [], [], []
     for chain in range(ladder.sizes["chain"]):

@@ -93,5 +93,5 @@ class TemperedPolyaGamma(Kernel):
         _, spread, error = constant_and_error(self._factors.tempered(_HALF), theta, truth, TOLERANCE)
         if not error <= 1:
             raise ModelError(
-                f"{_STEP}: the factors to a power differ from the likelihood to it by {spread:.2g}; use 'hmc'"
+                f"{_STEP}: the factors raised to a power differ from the likelihood raised to it by {spread:.2g}; use 'hmc'"
             )

@@ -216,8 +216,8 @@ def observations_of(target: BaseTarget) -> Observations:
         raise ModelError(f"{target.label}: sample_ibis adds whole observations; power= needs sample_smc")
     if target.state_space is not None and target.observations is None:
         raise ModelError(
-            f"{target.label}: sample_ibis needs exact densities of the rows, which only pb.state_space.linear_gaussian has, "
-            "and no other data; pb.sample_smc2 adds rows by filters"
+            f"{target.label}: sample_ibis takes a state-space model only if it is pb.state_space.linear_gaussian and the "
+            "only data; use pb.sample_smc2"
         )
     if target.observations is None:
         raise ModelError(f"{target.label}: sample_ibis needs the observations one by one, and the target has none")

@@ -251,7 +251,9 @@ def _forecast(
     if not n_rows:
         return history.x[:0]
     if filters.covariates:
-        raise ModelError("forecast= needs rows of covariates behind the data: append rows of NaN with their covariates")
+        raise ModelError(
+            "forecast= needs covariates of the rows after the data: append rows of NaN with their covariates"
+        )
     longer = np.concatenate([filters.y, np.full((n_rows, *filters.y.shape[1:]), np.nan)])
     further = Filter(filters.model, longer, None, "bootstrap", resample_below=0.0)
     state = further.start(parameters, history.x.shape[2], draw_seeds(rng, history.x.shape[1]))

@@ -126,7 +126,7 @@ def sample_pmmh(
     if states and correlation == "auto":
         correlation = 0.0
     if states and correlation:
-        raise ModelError("states=True: the numbers of a correlated filter are not kept; use correlation=0")
+        raise ModelError("states=True: a correlated filter does not keep its random numbers; use correlation=0")
     target = as_target(model, data, **target_options)
     step = ParticleMetropolis.specification(
         n_particles=n_particles, filter=filter, correlation=correlation, covariance=covariance

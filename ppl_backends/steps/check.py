@@ -138,8 +138,9 @@ def check_subsets(idata: Any) -> dict[str, float]:
         found["z_norm_uniform"] = float(uniform)
     if not found["ess_of_z"] >= FEWEST_SUBSETS:
         warnings.warn(
-            f"the subsets hardly moved: z(U) has an effective sample size of {found['ess_of_z']:.0f}, and that of the "
-            "parameters does not show the shift of the posterior: use more swaps, a larger subset, or correction='gradient'",
+            f"the subsets hardly moved: z(U) has an effective sample size of {found['ess_of_z']:.0f}, so the ESS of "
+            "the parameters does not show how far the posterior is shifted: use more swaps, a larger subset, or "
+            "correction='gradient'",
             SamplerWarning,
             stacklevel=user_level(),
         )

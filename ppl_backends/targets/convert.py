@@ -170,7 +170,7 @@ def _pymc_target(model: Any, data: Any, backend: str, cores: int | None, options
 
     if options:
         raise ModelError(
-            f"unknown option {next(iter(options))!r}: the call does not have it, and a PyMC model has backend and cores"
+            f"unknown option {next(iter(options))!r}: this call does not take it; a PyMC model takes backend and cores"
         )
     if data is None and unnormalized_variables(model):
         return unnormalized_target(model)

@@ -87,7 +87,7 @@ def Unnormalized(
     if logp is not None or random is not None:
         raise ModelError("logp= and random= make a variable of a PyMC model: give its name first")
     if prior is None:
-        raise ModelError("prior= is missing: the target of all other terms; inside a pm.Model give a name first")
+        raise ModelError("prior= is missing: give the target of all other terms; inside a pm.Model give a name first")
     return _target(as_target(prior), observed, simulator, log_unnormalized, simulate, gradient, exact)
 
 

@@ -122,7 +122,9 @@ class _TemperedFactors:
         truth = self._target.log_density(x) - self.log_hyper_prior(phi)
         constant, spread, error = constant_and_error(factors, theta, truth, TOLERANCE)
         if not error <= 1:
-            raise ModelError(f"{self._target.label}: the factors to a power differ from the density by {spread:.2g}")
+            raise ModelError(
+                f"{self._target.label}: the factors raised to a power differ from the density by {spread:.2g}"
+            )
         factors.log_constant += constant
         return factors
 

@@ -475,7 +475,7 @@ class BaseTarget:
 
     def with_data(self, new: Mapping[str, Any]) -> BaseTarget:
         """Return the same target on new data, without recompiling if the backend allows it."""
-        raise ModelError(f"{self.label}: the data cannot be exchanged")
+        raise ModelError(f"{self.label}: the data cannot be replaced")
 
     def append(self, new: Mapping[str, Any]) -> BaseTarget:
         """Return the target with new rows of data appended.

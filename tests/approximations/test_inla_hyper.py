@@ -351,7 +351,7 @@ def test_names_of_variables_stand_for_their_coordinates():
     names = ("mu", "tau_log__", "tau_extra_log__", "u[0]", "u[1]")
     assert chosen(["tau", "u"], names).tolist() == [1, 3, 4]
     assert chosen(["tau_log__", -1], names).tolist() == [1, 4]
-    with pytest.raises(ModelError, match="no coordinate 'ta'; there are 5"):
+    with pytest.raises(ModelError, match="'ta' is not a coordinate; the 5 coordinates are"):
         chosen("ta", names)
 
 

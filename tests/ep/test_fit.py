@@ -408,7 +408,7 @@ def test_marginals_follow_the_skewness_of_the_posterior():
     np.testing.assert_allclose(marginals.skewness, skewness, atol=0.08)
     assert np.abs(marginals.sd / sd - 1).max() < np.abs(q.sd / sd - 1).max()
     np.testing.assert_allclose((marginals.mean - mean) / sd, 0, atol=0.02)
-    with pytest.raises(ModelError, match="no coordinate 'slope'; there are 3: theta"):
+    with pytest.raises(ModelError, match="'slope' is not a coordinate; the 3 coordinates are theta"):
         q.marginals("slope")
     some = q.marginals([2], points=25)
     np.testing.assert_allclose(some.density[0], marginals.density[2])

@@ -184,7 +184,7 @@ def test_hierarchical_prior_from_pymc_with_named_coefficients(data):
     beta = posterior.constrain(x)["beta"]
     np.testing.assert_allclose(posterior.risk(x), (y * (beta @ X.T) <= 0).mean(axis=1))
     assert posterior.factors is None
-    with pytest.raises(ModelError, match=r"which of tau_log__ \(1\), beta \(2\) are the 3 coefficients"):
+    with pytest.raises(ModelError, match=r"name the 3 coefficients among tau_log__ \(1\), beta \(2\)"):
         GibbsPosterior(prior, "zero_one", np.ones((60, 3)), y, learning_rate=1.0)
     with pytest.raises(ModelError, match="constrained"):
         GibbsPosterior(prior, "zero_one", X[:, :1], y, learning_rate=1.0, coefficients="tau")

@@ -78,7 +78,7 @@ def test_no_certificate_holds_for_features_of_the_rows():
         (lambda: GaussianProcess(X, kernel=lambda a, b: np.zeros(3)), "expected finite values of shape"),
         (lambda: GaussianProcess(X, kernel=lambda a, b: a @ np.ones((2, 1)) + 0 * b[:, 0]), "not symmetric"),
         (lambda: GaussianProcess(X).scores(pb.GaussianApproximation(np.zeros(2), np.eye(2)), X), "2 coefficients"),
-        (lambda: GaussianProcess(X).features(X[:, :1]), "X has 1 columns, the rows of the process 2"),
+        (lambda: GaussianProcess(X).features(X[:, :1]), "X has 1 columns; the rows of the process have 2"),
         (lambda: inclusion_probabilities(None), "expected a fit by fit_pair_ep"),
     ],
 )

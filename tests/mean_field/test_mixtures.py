@@ -93,7 +93,7 @@ def test_refusals_and_warnings():
         fit_gaussian_mixture(np.ones((5, 1)), 1, **OPTIONS)
     with pytest.raises(ModelError, match="as integers"):
         fit_categorical_mixture(x, 2, **OPTIONS)
-    with pytest.raises(ModelError, match="was not there in the fit"):
+    with pytest.raises(ModelError, match="that the data of the fit do not have"):
         fit_categorical_mixture(np.array([[0, 1], [1, 0], [0, 0]]), 1, **OPTIONS).predict(np.array([[2, 0]]))
     with pytest.warns(ApproximationWarning, match="sweeps with 4 components, of which one may have the highest bound"):
         fit_gaussian_mixture(x, [1, 4], max_sweeps=4, **OPTIONS)

@@ -163,7 +163,7 @@ def test_the_same_seed_gives_the_same_number():
         ({"cov": None, "diagonal": [-1.0, 1]}, "entry below zero"),
         ({"lower": np.zeros((2, 3)), "upper": np.ones((3, 3))}, "do not fit each other"),
         ({"lower": 0, "method": "particle_filter"}, "not that of a chain"),
-        ({"lower": 0, "method": "closed_form"}, "only for independent variables"),
+        ({"lower": 0, "method": "closed_form"}, "is for independent variables"),
         ({"lower": 0, "method": "low_rank"}, "not a diagonal plus a matrix of low rank"),
     ],
 )

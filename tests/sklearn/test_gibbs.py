@@ -169,7 +169,7 @@ def test_weights_and_updates_that_do_not_fit_are_refused(data):
         GibbsClassifier(loss="zero_one", learning_rate="bound").fit(X, y, sample_weight=np.arange(150))
     with pytest.raises(ValueError, match="negative"):
         GibbsClassifier().fit(X, y, sample_weight=-np.ones(150))
-    with pytest.raises(ValueError, match="more than one in all"):
+    with pytest.raises(ValueError, match="a sum above 1"):
         GibbsRanker().fit(X, y, sample_weight=np.full(150, 1e-3))
     with pytest.raises(ValueError, match="one class only"):
         GibbsClassifier().fit(X, y, sample_weight=(y == "a").astype(float))

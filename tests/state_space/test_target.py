@@ -265,7 +265,7 @@ def test_rows_are_refused_where_they_are_not_all_or_not_exact():
         rho = pm.Uniform("rho", -1, 1)
         pb.StateSpace("y", pb.state_space.linear_gaussian(), rho=rho, sigma_x=0.5, sigma_y=0.5, observed=[0.1, 0.3])
         pm.Normal("other", rho, 1.0, observed=0.2)
-    with pytest.raises(ModelError, match=r"pb\.sample_smc2 adds rows by filters"):
+    with pytest.raises(ModelError, match=r"use pb\.sample_smc2"):
         pb.sample_ibis(model, draws=10, progressbar=False)
 
 

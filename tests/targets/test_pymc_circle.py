@@ -39,7 +39,7 @@ def test_methods_agree_with_the_posterior_on_the_circle(model_and_truth):
     found = pb.evidence({"phi": draws}, model, random_seed=1)  # draws of a sampler, on the circle
     assert found.trusted
     assert abs(found.log_evidence - log_evidence) < 5 * found.log_evidence_se + 1e-3
-    with pytest.raises(ModelError, match="'phi': the density of an angle repeats"):
+    with pytest.raises(ModelError, match="'phi': the density of an angle is periodic"):
         pb.fit_ep(target)
 
 

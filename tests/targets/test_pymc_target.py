@@ -333,7 +333,7 @@ def test_data_are_checked():
         target.with_data({"y_obs": np.full(60, 0.5)})
     with pytest.raises(ModelError, match="'design' have one row, and other data have more"):
         target.with_data({"design": np.ones((1, 3))})
-    with pytest.raises(ModelError, match="no rows of the same kind"):
+    with pytest.raises(ModelError, match="which does not fit its data of shape"):
         target.append({"design": np.ones((2, 2)), "y_obs": np.ones(2)})
     with pytest.raises(ModelError, match="expected numbers"):
         target.with_data({"y_obs": np.full(60, "1")})

@@ -138,12 +138,16 @@ class EPApproximation(GaussianApproximation):
                 mean, variance = self.sites.cavity_mean[columns], self.sites.cavity_variance[columns]
                 found.append(family.shares(mean, variance, own))
         if len({share.shape[1] for share in found}) != 1:
-            raise ModelError("shares of components: needs NormalMixture sites, all with the same number of components")
+            raise ModelError(
+                "shares of components need NormalMixture sites that all have the same number of components"
+            )
         return np.concatenate(found)
 
     def _needed_factors(self, what: str) -> Factors:
         if self.factors is None:
-            raise ModelError(f"{what} of sharded data: needs the factors in memory; fit_ep(Factors(...)) has them")
+            raise ModelError(
+                f"{what} of sharded data needs the factors in memory; fit the same data by fit_ep(Factors(...))"
+            )
         return self.factors
 
     def __repr__(self) -> str:

@@ -127,7 +127,7 @@ def fit_inla(
 
     target = with_power(as_target(model, data, **target_options), power, power_potentials)
     if target.dim > MAX_DENSE_DIM and target.latent_gaussian is None:
-        raise ModelError(f"{target.label} has {target.dim} coordinates; dense Hessians are for {MAX_DENSE_DIM} at most")
+        raise ModelError(f"{target.label} has {target.dim} coordinates; dense Hessians take at most {MAX_DENSE_DIM}")
     index = chosen(coordinates, target.names)
     factors = _factors(target) if isinstance(hyper, str) and hyper == "auto" else None
     described = _described(target, hyper, factors, initvals, points)

@@ -227,7 +227,7 @@ class IntegratedLaplace(WithMarginals):
 
     def from_uniform(self, u: Array) -> Array:
         """Raise an error, because nested approximations are not a map of the cube."""
-        raise ModelError("nested approximations are not a map of a cube; use sample(n, rng)")
+        raise ModelError("nested approximations have no map from the unit cube; use sample(n, rng)")
 
 
 def integrate(described: Any, target: BaseTarget) -> IntegratedLaplace:

@@ -44,7 +44,7 @@ class NamedHyperParameters:
         theta = self._point[self.coordinates] if start is None else start.mode
         found = conditional_modes(given, theta[None], np.array([-1]), GAIN)
         if not np.isfinite(found.log_integral[0]):
-            raise LinAlgError("no mode given the hyper-parameters")
+            raise LinAlgError("no mode was found given the hyper-parameters")
         mode = found.x[0]
         cov = np.linalg.inv(-given.hessian(mode[None])[0])
         q = Gaussian.from_covariance(mode, 0.5 * (cov + cov.T))

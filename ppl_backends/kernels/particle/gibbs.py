@@ -75,7 +75,9 @@ class PathDensity:
         model = particle_filter.model
         for name, given in (("log_transition", model.log_transition), ("log_initial", model.log_initial)):
             if given is None:
-                raise ModelError(f"particle Gibbs needs {name}= of the state-space model; sample_pmmh does without")
+                raise ModelError(
+                    f"particle Gibbs needs {name}= of the state-space model; use sample_pmmh, which does not"
+                )
         self.target, self.rest, self.dim = target, rest_of(target), target.dim
         self.filter, self.n_particles, self._tuning = particle_filter, n_particles, tuning
         self.n_rows = particle_filter.n_rows if n_rows is None else n_rows

@@ -72,7 +72,7 @@ class Source:
             If simulations or time are exhausted.
         """
         if len(x) * m > self.budget.left:
-            raise OutOfBudget("max_simulations is used")
+            raise OutOfBudget("max_simulations is used up")
         experiment = self.problem.experiment
         payload: Any = (experiment, m, self.keeping)
         payload = payload if self.executor is None else cloudpickle.dumps(payload)

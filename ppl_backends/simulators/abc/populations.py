@@ -230,7 +230,7 @@ class _Watch:
             if last.epsilon >= STALLED * before:
                 return "the tolerance no longer falls"
         if chain.budget.left <= 0:
-            return "max_simulations is used"
+            return "max_simulations is used up"
         if chain.budget.out_of_time:
             return "max_time is over"
         return f"{MOST_STAGES} stages" if len(run.stages) >= MOST_STAGES else ""

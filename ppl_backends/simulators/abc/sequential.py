@@ -375,7 +375,7 @@ def _end(
     if epsilon >= STALLED * last:
         return "the tolerance no longer falls"
     if budget.used + record.simulations > allowance:
-        return "half of max_simulations is used"
+        return "half of max_simulations is used up"
     if budget.out_of_time:
         return "max_time is over"
     return f"{MOST_STAGES} stages" if len(records) >= MOST_STAGES else ""

@@ -68,7 +68,9 @@ class SiteFamily:
         self.n = max(np.atleast_1d(array).shape[0] for array in arrays.values())
         for name, array in arrays.items():
             if array.ndim and array.shape[0] not in (1, self.n):
-                raise ModelError(f"{type(self).__name__}: {name} has length {array.shape[0]}, the others {self.n}")
+                raise ModelError(
+                    f"{type(self).__name__}: {name} has length {array.shape[0]}; expected {self.n}, as the others"
+                )
             if not np.isfinite(array).all() and not (name == "penalty" and not np.isnan(array).any()):
                 raise ModelError(f"{type(self).__name__}: {name} has values that are not finite")
             shape = (self.n, *array.shape[1:])
@@ -203,7 +205,7 @@ class ScaledSites(SiteFamily):
     def __init__(self, family: SiteFamily, log_scale: Any) -> None:
         super().__init__(log_scale=log_scale)
         if self.n != family.n:
-            raise ModelError(f"ScaledSites: log_scale has length {self.n}, the family {family.n}")
+            raise ModelError(f"ScaledSites: log_scale has length {self.n}; expected {family.n}, as the family")
         self.family, self.log_concave = family, family.log_concave
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:
@@ -245,7 +247,7 @@ class PoweredSites(SiteFamily):
     def __init__(self, family: SiteFamily, power: Any) -> None:
         super().__init__(power=power)
         if self.n != family.n:
-            raise ModelError(f"PoweredSites: power has length {self.n}, the family {family.n}")
+            raise ModelError(f"PoweredSites: power has length {self.n}; expected {family.n}, as the family")
         self.family = family
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:

@@ -286,7 +286,9 @@ def _check_gradient(function: Callable, block: Array, outputs: Sequence[Array]) 
     if finite.size:
         error = derivative_error(values, block[finite[0]], gradient[finite[0]])
         if error > DISAGREEMENT:
-            raise ArithmeticError(f"gradients differ from differences of the log density by {error:.2g} of their size")
+            raise ArithmeticError(
+                f"gradients differ from finite differences of the log density (relative error {error:.2g})"
+            )
 
 
 _OUTPUTS: dict[str, Callable[[ModelGraph], list[Variable]]] = {

@@ -64,7 +64,7 @@ class StateSpaceVariable:
     def __call__(self, *parameters: Any, rng: np.random.Generator, size: Any = None) -> NDArray:
         """Raise an error: the model has the density of a row, but no function that draws one."""
         raise ModelError(
-            f"state-space variable '{self.name}' cannot be drawn: its model has the density of a row only; name the other "
+            f"state-space variable '{self.name}' cannot be drawn: its model has only the density of a row; name the other "
             "variables in var_names="
         )
 

@@ -254,7 +254,7 @@ def test_budgets_end_populations_inside_a_stage_and_keep_the_last_one(limit, mon
 
 
 def test_a_budget_too_small_for_one_stage_is_refused():
-    with pytest.raises(ModelError, match="max_simulations is used before the first stage"):
+    with pytest.raises(ModelError, match="max_simulations is used up before the first stage"):
         pb.sample_abc(
             box(3), simulate=mixture, observed=np.zeros(3), method="smc", max_simulations=150, random_seed=1, **SMALL
         )
@@ -284,7 +284,7 @@ def test_a_budget_that_ends_before_the_first_tolerance_is_refused():
         1, log_likelihood, prior._log_prior, prior._sample_prior, prior_from_uniform=stats.norm.ppf
     )
     options = {"simulate": conjugate, "observed": OBSERVED, "method": "smc", "random_seed": 1}
-    with pytest.raises(ModelError, match="max_simulations is used before the first tolerance"):
+    with pytest.raises(ModelError, match="max_simulations is used up before the first tolerance"):
         pb.sample_abc(target, max_simulations=9000, chains=1, draws=400, progressbar=False, **options)
 
 

@@ -52,9 +52,7 @@ class PyMCFactors(ConditionalFactors):
         rng = np.random.default_rng(0)
         angles = [repr(rv.name) for rv in model.free_RVs if is_circular(model, rv) and not likelihood_only]
         if angles:
-            raise ModelError(
-                f"{', '.join(angles)}: the density of an angle repeats along the line, a Gaussian does not"
-            )
+            raise ModelError(f"{', '.join(angles)}: the density of an angle is periodic, and that of a Gaussian is not")
         self._graph, self._data = TermGraph(model, data, shapes, likelihood_only, late), data
         self._rectangles = take_rectangles(self._graph)
         if self._rectangles and likelihood_only:

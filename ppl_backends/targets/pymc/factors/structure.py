@@ -84,8 +84,8 @@ def _fewest_held(graph: TermGraph, rng: np.random.Generator, max_hyper: int) -> 
         raise ModelError(f"no factors with one linear predictor each: {refusals[0]}")
     if held & graph.truncated:
         raise ModelError(
-            f"EP would integrate over {', '.join(sorted(held & graph.truncated))}, coordinates of a truncated vector, "
-            "as over hyper-parameters, which is not accurate"
+            f"EP would treat {', '.join(sorted(held & graph.truncated))}, coordinates of a truncated vector, as "
+            "hyper-parameters, which is not accurate"
         )
     if graph.size(held) > max_hyper:
         raise ModelError(
