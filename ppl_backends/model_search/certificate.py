@@ -2,7 +2,8 @@
 
 If the evidence of model m is off by the factor 1/r_m, the inclusion of a candidate is off by the difference between its mean
 weighted by r and its plain mean. Both are averages over draws of models. A factor that all models share changes nothing
-but the evidence of the whole search. These changes and their noise are part of the standard errors of the search.
+but the evidence of the whole search. A candidate that is the same in all these models is checked at a neighbour of one
+of them: its odds change by the ratio of their r. These changes and their noise are part of the standard errors of the search.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import expit, logit, logsumexp
 
 from ppl_backends.model_search.evidences.base import Evidence
 from ppl_backends.model_search.evidences.laplace import ImportanceEvidence
 from ppl_backends.model_search.evidences.table import seconds_per_model
 from ppl_backends.model_search.forms import Form
-from ppl_backends.model_search.results import Listed
+from ppl_backends.model_search.results import Listed, Searched
 from ppl_backends.model_search.space import Bits, ModelSpace
-from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.protocol import Array, Index
 
 POINTS, MODELS, FEWEST_MODELS = 512, 64, 8
 LONG = 0.5  # seconds
@@ -37,8 +38,8 @@ class Certificate(NamedTuple):
     log_evidence_error: float = 0.0
 
 
-def certify_evidence(form: Form, space: ModelSpace, evidence: Evidence, bits: Bits) -> Certificate:
-    """Compare an approximate evidence with unbiased estimates for some of the drawn models ``(n, m)``.
+def certify_evidence(form: Form, space: ModelSpace, evidence: Evidence, found: Searched) -> Certificate:
+    """Compare an approximate evidence with unbiased estimates for some of the drawn models.
 
     The figures are ``inclusion_change``, the largest one, and ``log_evidence_shift``. There are none if the evidence is
     exact or the model has no compiled likelihood. Estimates that are too noisy to certify the evidence are a fault too.
@@ -46,12 +47,13 @@ def certify_evidence(form: Form, space: ModelSpace, evidence: Evidence, bits: Bi
     proposal: Any = evidence
     if evidence.exact or evidence.compiled is None or not space.n_candidates:
         return Certificate("", {})
-    rng = np.random.default_rng(0)
+    rng, bits = np.random.default_rng(0), np.concatenate(found.bits)
     seconds = seconds_per_model("importance_laplace", form, space.n_candidates, POINTS)
     n = int(np.clip(LONG / seconds, FEWEST_MODELS, MODELS))
     models, counts = np.unique(bits[rng.integers(len(bits), size=n)], axis=0, return_counts=True)
     columns, p = space.columns(models), counts / n
-    estimated, variance = ImportanceEvidence(proposal, POINTS, tails=True).with_variance(columns, rng)
+    estimates = ImportanceEvidence(proposal, POINTS, tails=True)
+    estimated, variance = estimates.with_variance(columns, rng)
     error = estimated - evidence(columns, rng)
     shift = float(logsumexp(error, b=p))
     ratio = np.exp(error - shift)
@@ -59,6 +61,9 @@ def certify_evidence(form: Form, space: ModelSpace, evidence: Evidence, bits: Bi
     apart = models - (p * ratio) @ models
     # The models are draws, and their evidences are estimates.
     noise = np.sqrt((p * (ratio - 1) ** 2) @ apart**2 / n + (p**2 * ratio**2 * variance) @ apart**2)
+    checked = _Checked(models, error, variance)
+    unseen, *of_unseen = _of_neighbours(space, evidence, estimates, checked, found.inclusion, n, rng)
+    change[unseen], noise[unseen] = of_unseen
     noise_of_shift = np.sqrt(p @ (ratio - 1) ** 2 / n + p**2 @ (ratio**2 * variance))
     figures: dict[str, float | int] = {"inclusion_change": float(np.abs(change).max()), "log_evidence_shift": shift}
     trouble = _judged(change, noise, shift, float(noise_of_shift), space.names)
@@ -66,6 +71,50 @@ def certify_evidence(form: Form, space: ModelSpace, evidence: Evidence, bits: Bi
         instead = "'ep' or 'importance_ep'" if evidence.name == "laplace" else "'importance_ep'"
         trouble = f"unbiased estimates for {n} drawn models {trouble}: use evidence={instead}"
     return Certificate(trouble, figures, np.hypot(change, noise), float(np.hypot(shift, noise_of_shift)))
+
+
+class _Checked(NamedTuple):
+    """Models ``(k, m)`` with the logs of their estimates over their evidences, and the relative variances of the former."""
+
+    models: Bits
+    error: Array
+    variance: Array
+
+
+def _of_neighbours(
+    space: ModelSpace,
+    evidence: Evidence,
+    estimates: ImportanceEvidence,
+    checked: _Checked,
+    inclusion: Array,
+    most: int,
+    rng: np.random.Generator,
+) -> tuple[Index, Array, Array]:
+    """Return candidates that are the same in all checked models, at most ``most``; the change of their inclusions, its noise.
+
+    Each is switched in one of these models. The ratio of the two evidences is the candidate's odds if no model has it.
+    """
+    on = checked.models[0]
+    same = np.flatnonzero((checked.models == on).all(axis=0))
+    away = np.where(on, 1.0 - inclusion, inclusion)[same]
+    same = same[np.argsort(-away, kind="stable")][:most]
+    row = rng.integers(len(checked.models), size=len(same))
+    near = checked.models[row]
+    near[np.arange(len(same)), same] ^= True
+    allowed = np.isfinite(space.log_prior(near))
+    same, row, near = same[allowed], row[allowed], near[allowed]
+    here, there = space.columns(checked.models[row]), space.columns(near)
+    with np.errstate(invalid="ignore"):
+        approximate, (estimated, variance) = evidence(there, rng), estimates.with_variance(there, rng)
+        log_ratio = approximate - evidence(here, rng) + space.log_prior(near) - space.log_prior(checked.models[row])
+        further = estimated - approximate - checked.error[row]
+    known = np.isfinite(further)
+    same, row, further = same[known], row[known], further[known]
+    away = np.where(on, 1.0 - inclusion, inclusion)[same]
+    odds_of_neighbour = expit(np.minimum(log_ratio[known], -np.log(most)))
+    changed = expit(logit(np.where(away > 0, away, odds_of_neighbour)) + further)
+    noise = changed * (1.0 - changed) * np.sqrt(variance[known] + checked.variance[row])
+    return same, np.where(on[same], -1.0, 1.0) * (changed - away), noise
 
 
 def _judged(change: Array, noise: Array, shift: float, noise_of_shift: float, names: tuple[str, ...]) -> str:

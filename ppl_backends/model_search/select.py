@@ -212,7 +212,7 @@ def select_variables(
         )
     found = _certified(attrs, found, certify_convergence(space, chosen, found.models))
     found = _certified(attrs, found, certify_modes(space, chosen, found.models))
-    found = _certified(attrs, found, certify_evidence(form, space, chosen, np.concatenate(found.bits)))
+    found = _certified(attrs, found, certify_evidence(form, space, chosen, found))
     return search_inference_data(
         form,
         space,

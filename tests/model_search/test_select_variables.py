@@ -66,6 +66,23 @@ def test_errors_of_approximate_evidences_are_part_of_the_standard_errors():
     assert np.all(fast.selection["inclusion_se"].values < 0.1)
 
 
+def test_a_candidate_in_none_of_the_checked_models_has_an_error():
+    """Six rows of one class have a wide posterior; its prior makes their dummy so rare that no checked model has it."""
+    rng = np.random.default_rng(3)
+    design = rng.standard_normal((120, 4))
+    design[:, 3] = np.arange(120) < 6
+    y = (rng.random(120) < expit(design[:, 0])) | (design[:, 3] > 0)
+    options = {"X": design, "y": y, "prior": "cauchy", "model_prior": lambda columns: -7.0 * columns[:, -1]}
+    fast = select(evidence="laplace", **options)
+    exact = select(evidence="importance_laplace", points=4096, **options)
+    off = float(exact.selection["inclusion"][3] - fast.selection["inclusion"][3])
+    assert off > 0.003
+    error = float(fast.selection["inclusion_se"][3])
+    assert off < 2 * error
+    assert error < 0.02
+    assert fast.posterior.attrs["warnings"] == ""
+
+
 def test_approximate_evidences_that_estimates_contradict_are_flagged():
     """Classes that are separated have wide posteriors, which Cauchy priors do not bound."""
     rng = np.random.default_rng(11)
