@@ -13,7 +13,7 @@ import numpy as np
 
 import ppl_backends as pb
 from ppl_backends.targets.state_space.compiled import CompiledFilter
-from ppl_backends.targets.state_space.filter import BLOCK_PARTICLES, Filter, draw_seeds
+from ppl_backends.targets.state_space.filter import Filter, draw_seeds
 
 DATA = Path(__file__).parents[2] / "tests" / "state_space" / "data"
 SIZES = {"bootstrap": (100, 1000), "guided": (100, 1000), "auxiliary": (100, 1000), "sqmc": (128, 1024)}
@@ -37,8 +37,8 @@ def row(name, case, method, n_x, runs, rng, by_numba=False):
     parameters = {key: np.full(runs, value) for key, value in point.items()}
     filters = Filter(model, y, method=method)
     filters = CompiledFilter(filters, parameters) if by_numba else filters
-    seeds, few = draw_seeds(rng, runs), min(runs, BLOCK_PARTICLES // n_x)
-    filters.run({key: value[:few] for key, value in parameters.items()}, n_x, seeds[:few])  # compiles
+    seeds = draw_seeds(rng, runs)
+    filters.run(parameters, n_x, seeds)  # compiles the programs of all blocks
     start = time.process_time()
     log_ratio = filters.run(parameters, n_x, seeds) - exact
     speed = runs * n_x * len(y) / (time.process_time() - start) / 1e6

@@ -56,7 +56,7 @@ CASES = {  # class, its names, priors, particles, iterations, filter
         ThetaLogistic,
         ("tau0", "sigmaX", "sigmaY"),
         (dists.Normal(0, 0.5), GAMMA, GAMMA),
-        (100, 4000, ssms.Bootstrap),
+        (50, 4000, ssms.GuidedPF),
     ),
     "lotka": (
         LotkaVolterra,
