@@ -28,7 +28,7 @@ from ppl_backends.targets.pymc import PyMCTarget
 from ppl_backends.targets.pymc.factors import PyMCFactors, graph
 from ppl_backends.targets.pymc.factors.find import term_error
 from ppl_backends.targets.pymc.factors.graph import RAW_MODE
-from ppl_backends.targets.pymc.graph import log_density_terms
+from ppl_backends.targets.pymc.graph import log_density_terms, one_line
 
 RNG = np.random.default_rng(0)
 N, D = 60, 3
@@ -470,6 +470,26 @@ def test_a_matrix_that_has_no_inverse_where_factors_are_sought_is_no_fault_of_th
     assert "\n" not in str(caught.value)
     assert not isinstance(caught.value, FactorSearchError)
     assert resolve_approximation(target).method == "laplace"
+
+
+def test_a_sum_of_a_scalar_as_in_car_is_no_fault():
+    """``pm.CAR`` sums log τ over its last axis, which a scalar does not have."""
+    ring = np.roll(np.eye(6), 1, axis=1) + np.roll(np.eye(6), -1, axis=1)
+    with pm.Model() as model:
+        tau, alpha = pm.Gamma("tau", 2, 1), pm.Uniform("alpha", 0, 1)
+        effect = pm.CAR("effect", mu=np.zeros(6), tau=tau, alpha=alpha, W=ring)
+        pm.Poisson("y", pm.math.exp(effect), observed=[1, 0, 4, 2, 0, 3])
+    target = PyMCTarget(model)
+    factors = target.factors
+    assert factors.hyper_names == ("tau_log__", "alpha_interval__")
+    x = np.random.default_rng(1).normal(size=(4, 8))
+    by_factors = [factors.at(p[:2]).log_density(p[None, 2:])[0] + factors.log_hyper_prior(p[:2]) for p in x]
+    np.testing.assert_allclose(by_factors, target.evaluate(x).log_density, rtol=1e-10)
+
+
+def test_an_error_of_pytensor_is_one_line_without_its_node():
+    error = ValueError("axis 0 is out of bounds\nfor an array\nApply node that caused the error: Sum{axis=0}(Log.0)")
+    assert one_line(error) == "axis 0 is out of bounds for an array"
 
 
 def test_data_without_elements_leave_the_prior():

@@ -311,7 +311,7 @@ def _shapes_disagree(model: pm.Model, replace: Mapping[Variable, Variable], erro
 
 def one_line(error: Exception) -> str:
     """Return the message of an error of PyTensor's, which may take pages, on one short line."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).partition("\nApply node that caused the error")[0].split()) or type(error).__name__
     return text if len(text) <= 200 else text[:197] + "..."
 
 

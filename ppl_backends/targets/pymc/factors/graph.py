@@ -24,7 +24,7 @@ from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.link.vm import VMLinker
 from pytensor.scalar.basic import GE, GT, LE, LT, Add, Mul, Sub
 from pytensor.tensor.basic import MakeVector, ScalarFromTensor, TensorFromScalar
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import All, Sum
 from pytensor.tensor.shape import Shape, Shape_i
 
@@ -88,6 +88,7 @@ class TermGraph:
             graphs = clone_replace(terms, replace={**inputs, **constants}, rebuild_strict=False)
             initial = model.initial_point(random_seed=1)
         start = [initial[name] for name in shapes.value]
+        graphs = _without_sums_of_scalars(graphs, list(inputs.values()))
         settled = _settled(graphs, list(inputs.values()), start)
         graphs = _folded(settled, [*inputs.values(), *self.late.values()])
         self.values = {v.name: v for v in inputs.values()}
@@ -246,6 +247,12 @@ def _summands(value: Variable) -> list[Variable]:
             others = [-other for other in others]
         return [part for summand in (first, *others) for part in _summands(summand)]
     return [value]
+
+
+def _without_sums_of_scalars(graphs: Sequence[Variable], inputs: Sequence[Variable]) -> list[Variable]:
+    """Return graphs with each sum or product of a scalar replaced by it: as ``pm.CAR`` writes one, NumPy refuses it."""
+    sums = [n for n in io_toposort(list(inputs), graphs) if isinstance(n.op, CAReduce) and not n.inputs[0].type.ndim]
+    return clone_replace(list(graphs), replace={n.outputs[0]: n.inputs[0] for n in sums}, rebuild_strict=False)
 
 
 def _settled(graphs: Sequence[Variable], inputs: Sequence[Variable], start: Sequence[Array]) -> list[Variable]:
