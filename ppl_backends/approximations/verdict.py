@@ -124,10 +124,13 @@ def judge_weights(q: Any, x: Array, log_weights: Array) -> str:
     return " and ".join(_off(_weighted(q, x, weights), q.names, NOISES * noise, SD_RANGE[1]))
 
 
-def doubtful_coordinate(q: Any, x: Array, log_weights: Array) -> int | None:
+def weighted_along(q: Any, x: Array, log_weights: Array) -> tuple[Array, Array]:
+    """Return shifts of means and ratios of deviations, posterior to Gaussian, by weights p/q of its points ``(n, dim)``."""
+    return _weighted(q, x, normalised_weights(log_weights)[0])
+
+
+def doubtful_coordinate(shift: Array, ratio: Array) -> int | None:
     """Return the coordinate whose moments weights p/q change most, if by half of the limit; None if all change less."""
-    weights, _ = normalised_weights(log_weights)
-    shift, ratio = _weighted(q, x, weights)
     change = np.maximum(np.abs(shift) / LARGEST_SHIFT, np.abs(ratio - 1) / (SD_RANGE[1] - 1))
     return int(np.argmax(change)) if change.max() > 0.5 else None
 

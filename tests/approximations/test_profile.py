@@ -6,7 +6,7 @@ from scipy.special import ndtri
 
 import ppl_backends as pb
 from ppl_backends.approximations import GaussianApproximation
-from ppl_backends.approximations.profile import moments_along
+from ppl_backends.approximations.profile import marginal_along
 from ppl_backends.errors import ApproximationWarning
 from ppl_backends.targets import FunctionTarget
 
@@ -41,7 +41,7 @@ def target():
 def test_the_marginal_is_that_of_quadrature_if_the_others_are_gaussian(target):
     q = GaussianApproximation(np.r_[-0.5, 0.4 * Y], cov=np.diag([1.0, *np.full(len(Y), 0.2)]))
     mean, sd = moments_of_v()
-    shift, ratio = moments_along(target, q, 0)
+    shift, ratio = marginal_along(target, q, 0).own_moments
     np.testing.assert_allclose([q.mean[0] + shift, ratio], [mean, sd], rtol=2e-3)
 
 
@@ -51,3 +51,32 @@ def test_a_gaussian_in_the_mouth_of_a_funnel_has_not_converged(target, seed):
         q = pb.fit_vi(target, random_seed=seed, progressbar=False)
     assert not q.converged
     assert q.sd[0] < 0.8 * moments_of_v()[1]
+
+
+class ScaleAndLocation(FunctionTarget):
+    """The logarithm of an inverse gamma variable, which is read as ``scale``, and a standard normal ``location``."""
+
+    def __init__(self, shape):
+        def density(x):
+            x, z = x.T
+            return -shape * x - np.exp(-x) - 0.5 * z**2, np.column_stack([-shape + np.exp(-x), -z])
+
+        super().__init__(2, density)
+
+    def constrain(self, x, rng=None):
+        return {"scale": np.exp(x[:, 0]), "location": x[:, 1]}
+
+
+def test_a_gaussian_that_misses_the_tail_of_a_scale_has_not_converged():
+    """The standard deviation of an inverse gamma variable is its mean / √(shape − 2)."""
+    with pytest.warns(ApproximationWarning, match="the standard deviation of scale is .* times the Gaussian's"):
+        q = pb.fit_vi(ScaleAndLocation(3.5), random_seed=1, progressbar=False)
+    scale = np.exp(q.sample(100_000, np.random.default_rng(1))[:, 0])
+    assert scale.std() < 0.8 * (1 / 2.5) / np.sqrt(1.5)
+
+
+def test_a_gaussian_that_has_the_moments_of_a_scale_converges():
+    q = pb.fit_vi(ScaleAndLocation(20.0), random_seed=1, progressbar=False)
+    assert q.converged
+    scale = np.exp(q.sample(100_000, np.random.default_rng(1))[:, 0])
+    np.testing.assert_allclose(scale.std(), (1 / 19) / np.sqrt(18), rtol=0.05)

@@ -171,8 +171,9 @@ def fit_vi(
     -----
     ApproximationWarning
         If the fit did not settle within ``max_draws`` and ``max_iterations``, if Pareto k is above 0.7, if another mode or a
-        wider region has mass, if weights or a marginal by Laplace's method say that a moment is off (full rank only), or if
-        the posterior density is zero at some points of the Gaussian, so that there is no bound.
+        wider region has mass, if weights or a marginal by Laplace's method say that a moment is off (full rank only; also one
+        of a skewed variable in model space), or if the posterior density is zero at some points of the Gaussian, so that
+        there is no bound.
 
     References
     ----------
