@@ -300,11 +300,13 @@ def _check_positions(name: str, args: tuple[Any, ...], by_position: list[str], p
     """Refuse options given by position, and a number of draws as first argument, where ``pm.sample`` takes it."""
     is_integer = [isinstance(value, int | np.integer) for value in args]
     if len(args) > len(by_position):
-        first = len(by_position)
-        option = "draws" if is_integer[first] and "draws" in parameters else "option"
+        first, by_name = len(by_position), [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
         if {"X", "y"} <= parameters.keys():
             raise ModelError(f"{name}() takes data by name, not by position: write {name}(X=X, y=y)")
-        raise ModelError(f"{name}() takes options by name, not by position: write {option}={shown(args[first])}")
+        written = f"option={shown(args[first])}, where option is one of {', '.join(by_name)}"
+        if is_integer[first] and "draws" in by_name:
+            written = f"draws={args[first]}"
+        raise ModelError(f"{name}() takes options by name, not by position: write {written}")
     if by_position and by_position[0] == "model" and args and is_integer[0]:
         habit = f"{name}(model, draws={args[0]})" if "draws" in parameters else f"{name}(model)"
         raise ModelError(f"model={args[0]} is an integer; the first argument is the model: write {habit}")

@@ -197,9 +197,9 @@ def test_the_habits_of_pymc_are_named():
         pb.select_variables(np.zeros((20, 2)), np.zeros(20))
     with pytest.raises(TypeError, match=r"has no option 'draws'; it has prior_probabilities, executor, random_seed$"):
         pb.compare_evidence({}, draws=10)
-    with pytest.raises(ModelError, match=r"by position: write option=array of shape \(20, 2\)$"):
+    with pytest.raises(ModelError, match=r"by position: write option=array of shape \(20, 2\), where"):
         pb.fit_vi(None, np.zeros((20, 2)))
-    with pytest.raises(ModelError, match=r"^fit_vi\(\) takes options by name, not by position: write option='dense'$"):
+    with pytest.raises(ModelError, match=r"by position: write option='dense', where option is one of family, "):
         pb.fit_vi(target, "dense")
 
 

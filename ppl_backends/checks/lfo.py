@@ -92,9 +92,10 @@ class LeaveFutureOut:
 
     def __repr__(self) -> str:
         ahead = "one step" if self.steps == 1 else f"{self.steps} steps"
+        fits = "1 fit" if self.n_fits == 1 else f"{self.n_fits} fits"
         return (
             f"LeaveFutureOut: elpd {self.elpd:.2f} (se {self.se:.2f}, Monte Carlo error {self.mcse:.3f}), {ahead} ahead from "
-            f"{self.min_observations} observations, {self.pointwise.sizes['observation']} predictions, {self.n_fits} fits"
+            f"{self.min_observations} observations, {self.pointwise.sizes['observation']} predictions, {fits}"
         )
 
 

@@ -366,7 +366,7 @@ def _scale(
 
 
 def _doubts(scaled: dict[tuple[str, float], Scaled]) -> list[str]:
-    """Return reasons for distrust of weights with a heavy tail, and of moved draws that remember where they were."""
+    """Return reasons for distrust of weights with a heavy tail, and of moved draws that did not mix."""
     said = []
     for (name, power), each in scaled.items():
         limit = largest_k(len(each.weight))

@@ -48,7 +48,7 @@ class Evidence:
         ``weights_pareto_k`` of importance weights at the proposal's points; ``large_energy_errors``, ``drift`` and
         ``neck_growth`` of moves.
     observed_data : dict of str to array
-        Observed data of the model by name; empty if the target does not know them.
+        Observed data of the model by name; empty if the target does not provide them.
 
     Examples
     --------

@@ -67,7 +67,7 @@ class Growth(NamedTuple):
     most: int = 16384
 
     def wanted(self, n_particles: int, measured: float, without_weights: bool = False) -> int:
-        """Return the next N_x: N_x σ² / τ if σ² is too large, or too small and a change takes no weights."""
+        """Return the next N_x: N_x σ² / τ if σ² is too large, or too small and a change leaves weights alone."""
         noise = measured / self.variance
         if noise > self.above:
             factor = min(noise, 16.0)  # if no two filters agree, σ² itself is not known

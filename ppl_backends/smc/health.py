@@ -110,8 +110,8 @@ def figures_of(runs: Sequence[SMCResult], evidence: EvidenceEstimate | None = No
 def _evidence_of(runs: Sequence[SMCResult], share: float) -> EvidenceEstimate:
     """Return the evidence of tempering.
 
-    If weights of a single step have a tail whose mean is unreliable, its ``share`` has an error of its own size, which the
-    variance of the weights lacks.
+    ``share`` is the share of the weight in a heavy tail of a single step. The variance of the weights does not include the
+    error of this tail, which is about as large as the share, so it is added here.
     """
     found = evidence_of_runs(runs)
     return found._replace(standard_error=float(np.hypot(found.standard_error, share)))

@@ -409,7 +409,7 @@ class BaseTarget:
         return np.zeros(len(x)), np.zeros_like(x) if gradient else None
 
     def explain(self, x: Array) -> str:
-        """Return why the log density is not finite at one point ``(dim,)``; empty if the target does not know."""
+        """Return why the log density is not finite at one point ``(dim,)``; empty if the target cannot tell."""
         return ""
 
     def tempered(self, power: float) -> BaseTarget | None:

@@ -256,7 +256,7 @@ def fit_ep_sharded(
 
 
 def _known_improper(q: EPApproximation, proper: bool, target: BaseTarget) -> EPApproximation:
-    """Return the fit, with the trouble that the posterior is improper if it is; sites may settle all the same."""
+    """Return the fit, marked as not converged if the posterior is improper; its sites can converge even then."""
     endless = None if proper else endless_climb(target)
     return q if endless is None else q.replaced(converged=False, trouble=endless.trouble)
 

@@ -128,7 +128,7 @@ def run_populations(
 
 
 def _check_tolerance(stage: Tolerance, ended: str) -> None:
-    """Raise an error if a chain ended before its first tolerance: its particles have not met the simulated data yet."""
+    """Raise an error if a chain ended before its first tolerance: simulated data have not changed its particles yet."""
     if not ended or np.isfinite(stage.epsilon):
         return
     if ended == "interrupted":

@@ -351,7 +351,7 @@ def expanded(graphs: list[Variable], kept: Callable[[Apply], bool] = lambda node
 
 
 def merged(graphs: list[Variable]) -> list[Variable]:
-    """Return every random variable once: replacing clones what is above, and two clones must not be drawn separately."""
+    """Return graphs in which copies of a random variable are one variable, so that they are not drawn separately."""
     fgraph = FunctionGraph(outputs=list(graphs), clone=False)
     MergeOptimizer().rewrite(fgraph)
     return list(fgraph.outputs)

@@ -273,7 +273,7 @@ class _ExactRows(Observations):
 
 
 def as_numbers(what: str, value: Any) -> Array:
-    """Return an array of numbers, with NaN where it is masked; ``what`` it is begins the error."""
+    """Return an array of numbers, with NaN where it is masked; ``what`` names it in errors."""
     try:
         given = np.ma.asarray(value)
     except ValueError:
