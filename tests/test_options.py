@@ -199,7 +199,7 @@ def test_the_habits_of_pymc_are_named():
         pb.compare_evidence({}, draws=10)
     with pytest.raises(ModelError, match=r"by position: write option=array of shape \(20, 2\), where"):
         pb.fit_vi(None, np.zeros((20, 2)))
-    with pytest.raises(ModelError, match=r"by position: write option='dense', where option is one of family, "):
+    with pytest.raises(ModelError, match=r"by position: write option='dense', where option is one of data, family, "):
         pb.fit_vi(target, "dense")
 
 
