@@ -140,7 +140,10 @@ def design_form(X: Any, y: Any, family: str, link: str | None, prior: Any, alway
     link = link or LINKS[family]
     if family == "poisson" and (np.any(response < 0) or np.any(response != np.round(response))):
         raise ModelError("y must be counts with family='poisson'")
-    sites = FAMILIES[family, link](response)
+    try:
+        sites = FAMILIES[family, link](response)
+    except ModelError as error:
+        raise ModelError(f"y: {error}; other outcomes need family='gaussian' or 'poisson'") from None
     factors = _with_prior(design, sites, prior, intercept, added, names)
     target = Coefficients(names, own, added, (), response, said)
     return Form(names, kept, {"beta": own}, target, switched(factors, ~kept), link=link)

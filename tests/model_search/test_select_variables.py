@@ -266,7 +266,7 @@ def test_models_are_listed_by_probability():
         ({"prior": 3.0}, "expected 'g' or 'hyper-g'"),
         ({"evidence": "laplace"}, "with a g-prior the evidence is exact"),
         ({"link": "logit"}, "link='logit' is not known for family='gaussian'"),
-        ({"family": "binomial"}, "binary outcomes must be coded"),
+        ({"family": "binomial"}, r"coded 0/1 or -1/\+1; other outcomes need family='gaussian' or 'poisson'"),
         ({"family": "binomial", "y": Y > 0, "prior": [1.0]}, "prior has shape"),
         ({"X": X[:0], "y": Y[:0]}, "it has no rows"),
         ({"X": np.column_stack([X, np.zeros(len(X))])}, "is zero in all rows"),
