@@ -342,7 +342,8 @@ def test_ep_of_a_model_against_importance_sampling(name):
     q = fit_ep(target)
     assert q.converged
     assert q.names == target.names
-    log_z, mean, sd, effective = reference(target, q)
+    # three scales have tails in which a few of 16,000 points hold most of the weight
+    log_z, mean, sd, effective = reference(target, q, n=2**18 if name == "three scales" else 2**14)
     assert effective > 1500
     noise = 4 / np.sqrt(effective)
     assert np.abs((q.mean - mean) / sd).max() < 0.03 + noise
