@@ -1,8 +1,8 @@
 """Mass of a posterior that a fitted Gaussian does not cover: another mode, or a wide region around a narrow mode.
 
-Points of the Gaussian show neither. Climbs from other draws of the prior find another mode. Draws at larger scales
-find a region around the Gaussian (:mod:`.wide_modes`). The moments of the Gaussian and of that region together, weighted by
-their masses, say whether the Gaussian can still be used.
+Points of the Gaussian show neither. Climbs from other draws of the prior find another mode, and changes of signs find the
+mirror image of a mode (:mod:`.mirrors`). Draws at larger scales find a region around the Gaussian (:mod:`.wide_modes`). The
+moments of the Gaussian and of that region together, weighted by their masses, say whether the Gaussian can still be used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from scipy.special import expit
 from scipy.stats import chi2
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.mirrors import has_mirror_image
 from ppl_backends.approximations.modes import bound_of_ellipsoid, find_other_mode
 from ppl_backends.approximations.newton import LARGEST_NEWTON_DIM
 from ppl_backends.approximations.verdict import LARGEST_SHIFT, POINTS, SD_RANGE, Verdict
@@ -58,7 +59,9 @@ def judge_elsewhere(target: BaseTarget, q: GaussianApproximation) -> Verdict:
 
 
 def share_of_another_mode(target: BaseTarget, q: GaussianApproximation) -> float:
-    """Return the share of another mode, found by climbs, in the mass of both; 0 if there is none, NaN without a search."""
+    """Return the share of another mode in the mass of both; 0 if there is none, NaN without a search by climbs."""
+    if has_mirror_image(target, q):
+        return 0.5
     if target.dim > LARGEST_NEWTON_DIM:
         return float("nan")
     other = find_other_mode(target, q)

@@ -9,6 +9,7 @@ from scipy.stats import multivariate_normal, t
 import ppl_backends as pb
 from ppl_backends.approximations.elsewhere import is_log_concave, judge_elsewhere
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.mirrors import has_mirror_image
 from ppl_backends.approximations.wide_modes import draws_outside
 from ppl_backends.errors import ApproximationWarning
 from ppl_backends.targets import FunctionTarget
@@ -143,3 +144,42 @@ def test_a_regression_with_many_rows_is_known_to_be_log_concave(prior, n, known)
         beta = prior("beta", 0, 1, shape=2)
         pm.Poisson("y", pm.math.exp(X @ beta), observed=rng.poisson(np.exp(X @ [0.3, -0.2])))
     assert is_log_concave(pb.as_target(model)) == known
+
+
+def product(shift=0.0):
+    """The product of a and b is 4 ± 0.3, under normal priors; of c nothing is known."""
+
+    def density(x):
+        a, b, c = x.T
+        off = (a * b - 4) / 0.3
+        slopes = np.c_[-off * b / 0.3 - a + shift, -off * a / 0.3 - b, -(c - 5)]
+        return -0.5 * off**2 - 0.5 * ((a - shift) ** 2 + b**2 + (c - 5) ** 2), slopes
+
+    return FunctionTarget(3, density, names=("a", "b[0]", "c"))
+
+
+def of_the_square(x):
+    return -((x[:, 0] ** 2 - 2) ** 2), np.c_[-4 * x[:, 0] * (x[:, 0] ** 2 - 2), 0 * x[:, 1:]]
+
+
+def test_changes_of_signs_that_leave_the_density_as_it_is_are_found():
+    def at(mean, target, sd=0.2):
+        return has_mirror_image(target, GaussianApproximation(np.array(mean), sd**2 * np.eye(3), names=target.names))
+
+    assert at([2.0, 2.0, 5.0], product())  # of a and b together
+    assert not at([2.0, 2.0, 5.0], product(), sd=2.0)  # the image is where the Gaussian's points are
+    assert not at([2.0, 2.0, 5.0], product(shift=1e-6))  # nearly
+    assert at([1.5, 0.0, 5.0], FunctionTarget(3, of_the_square, names=("a", "b", "c")))
+
+
+@pytest.mark.slow  # 65 coordinates by variational inference
+def test_variational_inference_at_one_sign_of_a_factor_has_not_converged():
+    """The density has no finite maximum, so that climbs find no mode."""
+    rng = np.random.default_rng(120)
+    scores, loadings = rng.standard_normal(60), np.array([1, 0.8, 0.6, -0.5, 0.3])
+    y = scores[:, None] * loadings + 0.6 * rng.standard_normal((60, 5))
+    with pm.Model() as model:
+        own, sd = pm.Normal("loadings", 0, 1, shape=5), pm.HalfNormal("sd", 1, shape=5)
+        pm.Normal("y", pm.Normal("scores", 0, 1, shape=60)[:, None] * own, sd, observed=y)
+    with pytest.warns(ApproximationWarning, match="there is another mode, where a Gaussian has 50%"):
+        assert not pb.fit_vi(model, **QUIET).converged
