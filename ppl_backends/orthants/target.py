@@ -296,7 +296,7 @@ def _ranking(y: Any, worths: Any, scale: Any) -> tuple[Array, Array, Array]:
             f"ranking_rectangles: worths has shape {worths.shape}: expected (m, {items}) with at least two items"
         )
     if not (scale > 0).all() or (scale.ndim and scale.shape[-1] not in (1, items)):
-        raise ModelError(f"ranking_rectangles: scale has shape {scale.shape}: expected one positive number or {items}")
+        raise ModelError(f"ranking_rectangles: scale={scale.tolist()}: expected one positive number or {items}")
     return y.astype(np.intp), worths, scale
 
 

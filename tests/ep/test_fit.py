@@ -226,7 +226,7 @@ def test_spike_and_slab_prior_in_closed_form():
     assert q.log_evidence == pytest.approx(exact.log_z.sum(), abs=1e-7)
     slab = 1 / (1 + np.exp(0.5 * y**2 * (1 / 4.25 - 1 / 0.2525)) * np.sqrt(4.25 / 0.2525))
     np.testing.assert_allclose(q.component_shares(), np.stack([1 - slab, slab], axis=1), rtol=1e-6)
-    with pytest.raises(ModelError, match="needs NormalMixture sites"):
+    with pytest.raises(ModelError, match="need NormalMixture sites"):
         fit_ep(Factors(np.eye(3), None, Probit([0, 1, 1]), 0.0, 1.0)).component_shares()
 
 

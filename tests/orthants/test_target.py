@@ -136,8 +136,8 @@ def test_a_prior_written_in_stan(tmp_path):
         ([[0, 1, 1]], np.zeros((1, 3)), 1.0, "permutation"),
         ([[0, 1, 2]], np.zeros((1, 4)), 1.0, "worths has shape"),
         ([[0, 1, 2]], "junk", 1.0, "arrays of numbers"),
-        ([[0, 1, 2]], np.zeros((1, 3)), [1.0, -1.0, 1.0], "positive numbers"),
-        ([[0, 1, 2]], np.zeros((1, 3)), [1.0, 1.0], "positive numbers"),
+        ([[0, 1, 2]], np.zeros((1, 3)), [1.0, -1.0, 1.0], "expected one positive number or 3"),
+        ([[0, 1, 2]], np.zeros((1, 3)), [1.0, 1.0], "expected one positive number or 3"),
     ],
 )
 def test_junk_for_rankings_is_refused_in_one_line(y, worths, scale, said):
