@@ -29,7 +29,7 @@ from ppl_backends.smc.filters import filter_path
 from ppl_backends.smc.moves import move_settings
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.records import SMCResult, stage_figures
-from ppl_backends.smc.routes import filter_kernel, prior_path, rows_kernel
+from ppl_backends.smc.routes import prior_path, rows_kernel
 from ppl_backends.smc.rows import Prequential, RowsPath
 from ppl_backends.smc.sampler import Settings, Watcher
 from ppl_backends.smc.schedule import Resampling, make_schedule
@@ -224,7 +224,7 @@ def update_smc(
     *generators, prior_rng, result_rng = spawn_generators(random_seed, n_chains(idata) + 2)
     settings = row_settings(ess_threshold, min_moves, max_moves, max_time, metric)
     has_filters = "filter" in group(idata, "posterior").attrs
-    chosen = filter_kernel(kernel, target) if has_filters else rows_kernel(kernel, target)
+    chosen = rows_kernel(kernel, target)
     prior = prior_path(target, prior_rng, chosen, settings)
     path = filter_path(target, prior, idata) if has_filters else RowsPath(target, prior)
     path = path.for_moves(chosen.uses_gradient, metric)

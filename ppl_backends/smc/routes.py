@@ -112,11 +112,10 @@ def choose_kernel(name: str, target: BaseTarget, has_gradient: bool) -> Kernel:
 
 
 def rows_kernel(name: str, target: BaseTarget) -> Kernel:
-    """Return the kernel of that name for particles that add rows whose densities are known."""
-    has_gradient = rows_have_gradients(target)
+    """Return the kernel of that name for particles that add rows."""
     if target.state_space is not None:
         return filter_kernel(name, target)
-    return choose_kernel(name, target, has_gradient)
+    return choose_kernel(name, target, rows_have_gradients(target))
 
 
 def filter_kernel(name: str, target: BaseTarget) -> Kernel:
