@@ -54,14 +54,15 @@ def certify_evidence(form: Form, space: ModelSpace, evidence: Evidence, found: S
     columns, p = space.columns(models), counts / n
     estimates = ImportanceEvidence(proposal, POINTS, tails=True)
     estimated, variance = estimates.with_variance(columns, rng)
-    error = estimated - evidence(columns, rng)
+    approximate = evidence(columns, rng)
+    error = estimated - approximate
     shift = float(logsumexp(error, b=p))
     ratio = np.exp(error - shift)
     change = (p * ratio) @ models - p @ models
     apart = models - (p * ratio) @ models
     # The models are draws, and their evidences are estimates.
     noise = np.sqrt((p * (ratio - 1) ** 2) @ apart**2 / n + (p**2 * ratio**2 * variance) @ apart**2)
-    checked = _Checked(models, error, variance)
+    checked = _Checked(models, approximate, error, variance)
     unseen, *of_unseen = _of_neighbours(space, evidence, estimates, checked, found.inclusion, n, rng)
     change[unseen], noise[unseen] = of_unseen
     noise_of_shift = np.sqrt(p @ (ratio - 1) ** 2 / n + p**2 @ (ratio**2 * variance))
@@ -74,9 +75,10 @@ def certify_evidence(form: Form, space: ModelSpace, evidence: Evidence, found: S
 
 
 class _Checked(NamedTuple):
-    """Models ``(k, m)`` with the logs of their estimates over their evidences, and the relative variances of the former."""
+    """Models ``(k, m)`` with their evidences, logs of their estimates over these, and relative variances of the estimates."""
 
     models: Bits
+    log_evidence: Array
     error: Array
     variance: Array
 
@@ -96,21 +98,22 @@ def _of_neighbours(
     """
     on = checked.models[0]
     same = np.flatnonzero((checked.models == on).all(axis=0))
-    away = np.where(on, 1.0 - inclusion, inclusion)[same]
-    same = same[np.argsort(-away, kind="stable")][:most]
+    away = np.where(on, 1.0 - inclusion, inclusion)
+    same = same[np.argsort(-away[same], kind="stable")][:most]
     row = rng.integers(len(checked.models), size=len(same))
     near = checked.models[row]
     near[np.arange(len(same)), same] ^= True
     allowed = np.isfinite(space.log_prior(near))
     same, row, near = same[allowed], row[allowed], near[allowed]
-    here, there = space.columns(checked.models[row]), space.columns(near)
+    there = space.columns(near)
     with np.errstate(invalid="ignore"):
         approximate, (estimated, variance) = evidence(there, rng), estimates.with_variance(there, rng)
-        log_ratio = approximate - evidence(here, rng) + space.log_prior(near) - space.log_prior(checked.models[row])
+        log_ratio = approximate - checked.log_evidence[row]
+        log_ratio += space.log_prior(near) - space.log_prior(checked.models[row])
         further = estimated - approximate - checked.error[row]
     known = np.isfinite(further)
     same, row, further = same[known], row[known], further[known]
-    away = np.where(on, 1.0 - inclusion, inclusion)[same]
+    away = away[same]
     odds_of_neighbour = expit(np.minimum(log_ratio[known], -np.log(most)))
     changed = expit(logit(np.where(away > 0, away, odds_of_neighbour)) + further)
     noise = changed * (1.0 - changed) * np.sqrt(variance[known] + checked.variance[row])
