@@ -4,9 +4,9 @@
 namespace stan {
 namespace model {
 
-template <typename To, typename From,
-          std::enable_if_t<!std::is_assignable<std::vector<To>&, const std::vector<From>&>::value>* = nullptr>
-inline void assign(std::vector<To>& x, const std::vector<From>& y, const char* name) {
+template <typename To, typename From, require_std_vector_t<From>* = nullptr,
+          require_not_t<std::is_assignable<std::vector<To>&, std::decay_t<From>>>* = nullptr>
+inline void assign(std::vector<To>& x, From&& y, const char* name) {
   if (x.empty()) {
     x.resize(y.size());
   }
@@ -14,18 +14,6 @@ inline void assign(std::vector<To>& x, const std::vector<From>& y, const char* n
   for (size_t i = 0; i < y.size(); ++i) {
     stan::model::assign(x[i], y[i], name);
   }
-}
-
-template <typename To, typename From,
-          std::enable_if_t<!std::is_assignable<std::vector<To>&, const std::vector<From>&>::value>* = nullptr>
-inline void assign(std::vector<To>& x, std::vector<From>& y, const char* name) {
-  assign(x, static_cast<const std::vector<From>&>(y), name);
-}
-
-template <typename To, typename From,
-          std::enable_if_t<!std::is_assignable<std::vector<To>&, const std::vector<From>&>::value>* = nullptr>
-inline void assign(std::vector<To>& x, std::vector<From>&& y, const char* name) {
-  assign(x, static_cast<const std::vector<From>&>(y), name);
 }
 
 }  // namespace model
