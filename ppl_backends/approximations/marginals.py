@@ -12,7 +12,7 @@ from scipy.integrate import cumulative_trapezoid, trapezoid
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.options import shown
-from ppl_backends.targets.protocol import coordinates_of
+from ppl_backends.targets.names import coordinates_of
 
 
 class Marginals(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.modes import beyond
 from ppl_backends.approximations.verdict import POINTS
+from ppl_backends.targets.names import coordinates_by_variable
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 _DRAWS = 4  # points at which the density is compared
@@ -23,9 +24,9 @@ _SAME = 1e-8  # largest difference of two log densities that are the same, relat
 def has_mirror_image(target: BaseTarget, q: GaussianApproximation) -> bool:
     """Return whether a change of signs takes a Gaussian to where its points are not, without a change of the density."""
     signs = np.array(list(_sign_changes(q.names, POINTS // _DRAWS - 1)))
+    signs = signs[beyond(q.mean * signs, q)]
     if not len(signs):
         return False
-    signs = signs[beyond(q.mean * signs, q)]
     x = q.sample(_DRAWS, np.random.default_rng(0))
     images = np.concatenate([x, (x * signs[:, None]).reshape(-1, q.dim)])
     padded = np.resize(images, (POINTS, q.dim))  # all calls have this number of rows, so that they share one program
@@ -37,10 +38,8 @@ def has_mirror_image(target: BaseTarget, q: GaussianApproximation) -> bool:
 
 def _sign_changes(names: Sequence[str], most: int) -> Iterator[Array]:
     """Yield at most so many vectors of 1 and −1: the signs of one variable change, or of two."""
-    variables: dict[str, list[int]] = {}
-    for j, name in enumerate(names):
-        variables.setdefault(name.partition("[")[0], []).append(j)
+    variables = coordinates_by_variable(names).values()
     for changed in islice(chain(combinations(variables, 1), combinations(variables, 2)), most):
         signs = np.ones(len(names))
-        signs[[j for variable in changed for j in variables[variable]]] = -1.0
+        signs[np.concatenate(changed)] = -1.0
         yield signs

@@ -13,7 +13,8 @@ from ppl_backends.numerics.arrays import as_floats
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.options import checked, has_moments, integer, number
 from ppl_backends.targets.factors import GaussianPrior, NormalMixture
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points, coordinates_of
+from ppl_backends.targets.names import coordinates_by_variable, coordinates_of
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Index, as_points
 
 
 class _CoefficientPrior(BaseTarget):
@@ -177,11 +178,11 @@ def coefficient_columns(prior: BaseTarget, names: Any, p: int) -> Index:
 
     ``names`` are variables in the order of the columns of X; None selects the variable if only one fits.
     """
-    base = [name.split("[")[0] for name in prior.names]
     if names is None:
-        fitting = [name for name in dict.fromkeys(base) if base.count(name) == p and not name.endswith("__")]
+        own = {name: len(found) for name, found in coordinates_by_variable(prior.names).items()}
+        fitting = [name for name, n in own.items() if n == p and not name.endswith("__")]
         if len(fitting) != 1:
-            found = ", ".join(f"{name} ({base.count(name)})" for name in dict.fromkeys(base))
+            found = ", ".join(f"{name} ({n})" for name, n in own.items())
             raise ModelError(f"name the {p} coefficients among {found}: coefficients='name' or a list of names")
         names = fitting
     wanted = [names] if isinstance(names, str) else list(names)

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from scipy.special import betaln, logsumexp
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.protocol import Array, Index, coordinates_of
+from ppl_backends.targets.names import coordinates_of
+from ppl_backends.targets.protocol import Array, Index
 
 Bits = NDArray[np.bool_]
 ModelPrior = str | Callable[[Bits], Any]

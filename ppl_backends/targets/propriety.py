@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 from scipy.linalg import null_space
 
+from ppl_backends.targets.names import coordinates_by_variable
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 _RADII = np.array([1e2, 3e2, 7e2, 1e4, 1e6, 1e8])
@@ -106,10 +107,8 @@ def _straight_directions(target: BaseTarget, centre: Array) -> Array:
     They span the kernel of the Hessian, by differences of gradients. Vectors whose prior depends only on their
     differences are also checked as a whole, which needs no Hessian.
     """
-    vectors: dict[str, list[int]] = {}
-    for j, name in enumerate(target.names):
-        vectors.setdefault(name.partition("[")[0], []).append(j)
-    found = [np.isin(np.arange(target.dim), block).astype(float) for block in vectors.values() if len(block) > 1]
+    vectors = [block for block in coordinates_by_variable(target.names).values() if len(block) > 1]
+    found = [np.isin(np.arange(target.dim), block).astype(float) for block in vectors]
     if target.has_gradient and 1 < target.dim <= _LARGEST_HESSIAN:
         steps = _STEP * np.eye(target.dim)
         with np.errstate(all="ignore"):

@@ -121,20 +121,6 @@ def named_point(target: BaseTarget, values: Mapping[str, Any], argument: str) ->
     return x
 
 
-def coordinates_of(variable: str, names: Sequence[str]) -> list[int]:
-    """Return the unconstrained coordinates of a variable: ``tau_log__`` of ``tau``, ``beta[0]``, ``beta[1]`` of ``beta``."""
-    own = [name.split("[")[0] for name in names]
-    return [j for j, name in enumerate(own) if name == variable or _transformed(name, variable)]
-
-
-def _transformed(name: str, variable: str) -> bool:
-    """Return whether a name is ``variable_transform__``, PyMC's form."""
-    if not (name.startswith(f"{variable}_") and name.endswith("__")):
-        return False
-    transform = name[len(variable) + 1 : -2]
-    return "_" not in transform or transform == "log_exp_m1"
-
-
 def prior_draws(target: BaseTarget, drawn: Any, n: int) -> Array:
     """Return draws of the prior by a user's function; check that they are ``n`` points."""
     draws = as_points(drawn, target.dim)
