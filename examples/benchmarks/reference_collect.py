@@ -39,7 +39,12 @@ DATA = {
 
 def kept(row):
     """One row as an estimate."""
-    method = {"smc": "tempering SMC", "bridge": "bridge sampling", "importance": "importance sampling by nets"}
+    method = {
+        "smc": "tempering SMC",
+        "tempering": "parallel tempering",
+        "bridge": "bridge sampling",
+        "importance": "importance sampling by nets",
+    }
     label = method.get(row["method"], {"exact": "closed form"}.get(row["method"], row["method"]))
     df = row["log_evidence_df"]
     return {

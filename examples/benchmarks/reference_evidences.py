@@ -2,9 +2,10 @@
 
 Every row is one method on one posterior, with seed, version, CPU seconds and the command that makes it. Rows are appended to
 ``--file`` as lines of JSON, and what is there is not run again. Ours are importance sampling by nets of points
-(``importance``), bridge sampling (``bridge``; from 4 × 600 draws of ``sample_mcmc``, or 4 × 1,000 of nutpie) and tempering
-SMC (``smc``). Others' are ``vegas``, ``nautilus``, and ``quadrature`` by the trapezoid rule in up to three coordinates;
-``exact`` is a closed form. ``reference_collect.py`` makes the file of the package from the rows.
+(``importance``), bridge sampling (``bridge``; from 4 × 600 draws of ``sample_mcmc``, or 4 × 1,000 of nutpie), tempering
+SMC (``smc``) and parallel tempering (``tempering``). Others' are ``vegas``, ``nautilus``, and ``quadrature`` by the
+trapezoid rule in up to three coordinates; ``exact`` is a closed form. ``reference_collect.py`` makes the file of the
+package from the rows.
 
 ``--database`` is a checkout of https://github.com/stan-dev/posteriordb, ``--eprv3`` the folder ``data`` of
 https://github.com/EPRV3EvidenceChallenge/Inputs. Others' packages are vegas and nautilus-sampler.
@@ -116,6 +117,14 @@ class Run:
         start = group(idata, "posterior").attrs["initial"]
         return of_attrs(idata) | {"options": f"{chains} × {draws} particles from {start}"}
 
+    def tempering(self, draws=1000, chains=4, **options):
+        """Parallel tempering."""
+        idata = pb.sample_tempering(
+            self.target, draws=draws, chains=chains, random_seed=self.seed, progressbar=False, **options
+        )
+        start = group(idata, "posterior").attrs["initial"]
+        return of_attrs(idata) | {"options": f"{chains} × {draws} draws from {start}"}
+
     def vegas(self, **options):
         """Vegas."""
         value, se, df = peer.vegas(self.target.log_density, self.target.dim, self.points, self.seed, **options)
@@ -158,6 +167,7 @@ SOFTWARE = {
     "importance": ("ours", "ppl_backends"),
     "bridge": ("ours", "ppl_backends"),
     "smc": ("ours", "ppl_backends"),
+    "tempering": ("ours", "ppl_backends"),
     "vegas": ("others", "vegas"),
     "nautilus": ("others", "nautilus-sampler"),
     "quadrature": ("others", "numpy"),

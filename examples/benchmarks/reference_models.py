@@ -13,6 +13,8 @@ from posteriordb_smc import names_with_references, read_target, read_zip
 from reference_regressions import describe, raw_data, regression
 from scipy import stats
 
+from ppl_backends import GaussianApproximation
+
 STANDARD = ("importance", "bridge", "vegas")
 
 
@@ -117,7 +119,13 @@ def closed_forms():
             "conjugate model", partial(make, *arguments), of(make, *arguments), data, ("exact", *STANDARD)
         )
     for name, (make, arguments) in hard.items():
-        found[name] = Problem("normalising constant", partial(make, *arguments), of(make, *arguments), dict, ("exact",))
+        found[name] = Problem(
+            "normalising constant", partial(make, *arguments), of(make, *arguments), dict, ("exact", "smc", "tempering")
+        )
+    # These densities have no prior: a Gaussian that covers all modes is where the path begins.
+    for name, dim, sd in (("eggbox-2", 2, 1.8), ("forty_gaussians-2", 2, 25.0), ("many_well-32", 32, 1.5)):
+        wide = {"initial": GaussianApproximation(np.zeros(dim), cholesky=np.full(dim, sd))}
+        found[name] = replace(found[name], options={"smc": wide, "tempering": wide})
     return found
 
 
@@ -125,7 +133,11 @@ def time_series():
     """States integrated out exactly, the g-and-k distribution and Cox processes."""
     quadrature = ("importance", "bridge", "quadrature")
     known = {
-        "linear_gaussian_100-stationary": ("state-space model", series.linear_gaussian, quadrature),
+        "linear_gaussian_100-stationary": (
+            "state-space model",
+            series.linear_gaussian,
+            ("smc", "tempering", "quadrature"),
+        ),
         "nile-local_level": ("state-space model", series.nile_variances, quadrature),
         "stochastic_volatility_400-stationary": ("state-space model", series.volatility, quadrature),
         "g_and_k_100-uniform": ("g-and-k", series.g_and_k, STANDARD),
@@ -242,6 +254,12 @@ PRIOR_INTEGRALS = {
     "gp_pois_regr-gp_regr": 2 * HALF,
     "gp_pois_regr-gp_pois_regr": HALF,
     "low_dim_gauss_mix-low_dim_gauss_mix": 3 * HALF,
+    "bball_drive_event_0-hmm_drive_0": 2 * float(np.log(stats.norm.expect(lambda m: stats.norm.sf(m - 3), lb=0))),
+    "bball_drive_event_1-hmm_drive_1": 2 * float(stats.norm.logcdf(3 / np.sqrt(2))),
+    "hudson_lynx_hare-lotka_volterra": 2 * float(stats.norm.logcdf(2) + stats.norm.logcdf(1)),
+    "one_comp_mm_elim_abs-one_comp_mm_elim_abs": 4 * HALF,
+    "diamonds-diamonds": 0.0,
+    "mcycle_gp-accel_gp": 0.0,
     "hmm_example-hmm_example": float(
         stats.norm.logcdf(3) + np.log(ABOVE_ZERO.expect(lambda m: stats.norm.cdf(10 - m)))
     ),
