@@ -105,6 +105,8 @@ def _of_neighbours(
     near[np.arange(len(same)), same] ^= True
     allowed = np.isfinite(space.log_prior(near))
     same, row, near = same[allowed], row[allowed], near[allowed]
+    if not len(same):
+        return same, np.zeros(0), np.zeros(0)
     there = space.columns(near)
     with np.errstate(invalid="ignore"):
         approximate, (estimated, variance) = evidence(there, rng), estimates.with_variance(there, rng)

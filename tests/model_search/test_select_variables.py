@@ -83,6 +83,20 @@ def test_a_candidate_in_none_of_the_checked_models_has_an_error():
     assert fast.posterior.attrs["warnings"] == ""
 
 
+@pytest.mark.parametrize("evidence", ["laplace", "ep"])
+def test_candidates_that_are_all_in_some_checked_models_and_out_of_others(evidence):
+    """Then there is no neighbour to check; one column twice is in one half of the models each time."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal(40)
+    y = rng.random(40) < expit(0.5 + x)
+    for design in (x[:, None], np.column_stack([x, x])):
+        fast = select(X=design, y=y, evidence=evidence)
+        exact = select(X=design, y=y, evidence="importance_ep", points=4096)
+        error = 5 * np.hypot(fast.selection["inclusion_se"], exact.selection["inclusion_se"])
+        assert np.all(np.abs(fast.selection["inclusion"] - exact.selection["inclusion"]) < error)
+        assert np.ptp(fast.selection["inclusion"].values) < 1e-6
+
+
 def test_approximate_evidences_that_estimates_contradict_are_flagged():
     """Classes that are separated have wide posteriors, which Cauchy priors do not bound."""
     rng = np.random.default_rng(11)
