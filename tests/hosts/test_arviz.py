@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 import ppl_backends as pb
-from ppl_backends.targets.factors import Logit
+from ppl_backends.targets.factors import Logit, StudentT
 
 matplotlib.use("Agg")
 RNG = np.random.default_rng(0)
@@ -23,6 +23,11 @@ RUN = {"draws": 200, "chains": 2, **QUIET}
 
 def regression(rows=30):
     return pb.Factors(X[:rows], 0.0, Logit(Y[:rows]), prior_mean=0.0, prior_precision=0.25)
+
+
+def students():
+    """Return a linear regression with Student noise."""
+    return pb.Factors(X, 0.0, StudentT(X[:, 0], 4.0, 0.5), prior_mean=0.0, prior_precision=0.25)
 
 
 def updated():
@@ -36,8 +41,15 @@ POINTWISE = {
     "sample_importance": lambda: pb.sample_importance(regression(), log_likelihood=True, **RUN),
     "sample_mcmc": lambda: pb.sample_mcmc(regression(), log_likelihood=True, tune=100, **RUN),
     "sample_tempering": lambda: pb.sample_tempering(regression(), log_likelihood=True, tune=100, **RUN),
+    "fit_ep, mixture over scales": lambda: with_log_likelihood(pb.fit_ep(hierarchical(), progressbar=False)),
+    "fit_vi, low rank": lambda: with_log_likelihood(pb.fit_vi(hierarchical(), family="low_rank", **QUIET)),
+    "a mixture of Gaussians": lambda: with_log_likelihood(mixture()),
 }
 DRAWS = {
+    "fit_laplace_em": lambda: pb.fit_laplace_em(students()).to_inference_data(200, 2, random_seed=1),
+    "from_draws": lambda: pb.from_draws(POINTWISE["sample_smc"](), regression()).to_inference_data(
+        200, 2, random_seed=1
+    ),
     "fit_laplace": lambda: pb.fit_laplace(regression(), progressbar=False).to_inference_data(200, 2, random_seed=1),
     "fit_ep": lambda: pb.fit_ep(regression(), progressbar=False).to_inference_data(200, 2, random_seed=1),
     "fit_vi": lambda: pb.fit_vi(regression(), **QUIET).to_inference_data(200, 2, random_seed=1),
@@ -73,6 +85,28 @@ def series():
         observed = np.array([0.3, 0.9, 0.4, -0.8])
         pb.StateSpace("y", pb.state_space.linear_gaussian(), rho=rho, sigma_x=1.0, sigma_y=0.5, observed=observed)
     return model
+
+
+@functools.cache
+def hierarchical():
+    """Return counts of four groups, whose effects have an unknown scale."""
+    with pm.Model() as model:
+        tau = pm.HalfNormal("tau", 1)
+        effect = pm.Normal("effect", 0, tau, shape=4)
+        pm.Poisson("y", pm.math.exp(effect), observed=[3, 1, 2, 7])
+    return model
+
+
+def mixture():
+    """Return a mixture of two Gaussians over the coordinates of ``hierarchical``."""
+    covs = 0.1 * np.stack([np.eye(5), 2 * np.eye(5)])
+    return pb.MixtureApproximation([0.7, 0.3], np.zeros((2, 5)), covs, target=pb.as_target(hierarchical()))
+
+
+def with_log_likelihood(approximation):
+    """Return draws with the pointwise log likelihood that PyMC computes on them."""
+    idata = approximation.to_inference_data(200, 2, random_seed=1)
+    return pm.compute_log_likelihood(idata, model=hierarchical(), progressbar=False)
 
 
 def gibbs_posterior():
