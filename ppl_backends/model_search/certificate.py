@@ -42,10 +42,10 @@ def certify_evidence(form: Form, space: ModelSpace, evidence: Evidence, found: S
     """Compare an approximate evidence with unbiased estimates for some of the drawn models.
 
     The figures are ``inclusion_change``, the largest one, and ``log_evidence_shift``. There are none if the evidence is
-    exact or the model has no compiled likelihood. Estimates that are too noisy to certify the evidence are a fault too.
+    exact. Estimates that are too noisy to certify the evidence are a fault too.
     """
     proposal: Any = evidence
-    if evidence.exact or evidence.compiled is None or not space.n_candidates:
+    if evidence.exact:
         return Certificate("", {})
     rng, bits = np.random.default_rng(0), np.concatenate(found.bits)
     seconds = seconds_per_model("importance_laplace", form, space.n_candidates, POINTS)
@@ -66,7 +66,10 @@ def certify_evidence(form: Form, space: ModelSpace, evidence: Evidence, found: S
     unseen, *of_unseen = _of_neighbours(space, evidence, estimates, checked, found.inclusion, n, rng)
     change[unseen], noise[unseen] = of_unseen
     noise_of_shift = np.sqrt(p @ (ratio - 1) ** 2 / n + p**2 @ (ratio**2 * variance))
-    figures: dict[str, float | int] = {"inclusion_change": float(np.abs(change).max()), "log_evidence_shift": shift}
+    figures: dict[str, float | int] = {
+        "inclusion_change": float(np.abs(change).max(initial=0.0)),
+        "log_evidence_shift": shift,
+    }
     trouble = _judged(change, noise, shift, float(noise_of_shift), space.names)
     if trouble:
         instead = "'ep' or 'importance_ep'" if evidence.name == "laplace" else "'importance_ep'"
@@ -124,6 +127,7 @@ def _of_neighbours(
 
 def _judged(change: Array, noise: Array, shift: float, noise_of_shift: float, names: tuple[str, ...]) -> str:
     """Return what the estimates change by more than their noise, or what is too noisy to be certified."""
+    change, noise = np.append(change, 0.0), np.append(noise, 0.0)  # a space of one model has no inclusions
     worst, noisiest = int(np.argmax(np.abs(change) - NOISES * noise)), int(np.argmax(noise))
     if np.abs(change[worst]) > LARGEST_CHANGE + NOISES * noise[worst]:
         return f"change the inclusion of {names[worst]} by {change[worst]:+.2f}"
@@ -150,10 +154,9 @@ def certify_convergence(space: ModelSpace, evidence: Evidence, models: Listed) -
     if share <= LARGEST_UNCONVERGED:
         return Certificate("", figures)
     first = models.bits[unconverged][np.argmax(models.probability[unconverged])]
-    instead = "sample_smc and compare_evidence" if evidence.compiled is None else "evidence='importance_ep'"
     return Certificate(
         f"{evidence.name.upper()} did not converge for {unconverged.sum()} of {len(unconverged)} models, which have "
-        f"{100 * share:.3g} % of the probability, the first with {_described(first, space)}: use {instead}",
+        f"{100 * share:.3g} % of the probability, the first with {_described(first, space)}: use evidence='importance_ep'",
         figures,
     )
 
@@ -174,9 +177,9 @@ def certify_modes(space: ModelSpace, evidence: Evidence, models: Listed) -> Cert
     shift = float(np.log(corrected.sum() / p.sum()))
     if moved <= LARGEST_CHANGE and shift <= LARGEST_SHIFT:
         return Certificate("", {"other_modes_move": moved}, moved, shift)
-    first = models.bits[best[np.argmax(gain)]]
+    first, who = models.bits[best[np.argmax(gain)]], "importance sampling" if evidence.exact else evidence.name.upper()
     return Certificate(
-        f"{evidence.name.upper()} misses modes of {(gain > 0).sum()} of {len(best)} models, the largest with "
+        f"{who} misses modes of {(gain > 0).sum()} of {len(best)} models, the largest with "
         f"{_described(first, space)}, which move {100 * moved:.3g} % of the probability and {shift:.2g} nats of the log "
         "evidence: use sample_smc and compare_evidence",
         {"other_modes_move": moved},

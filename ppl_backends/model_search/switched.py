@@ -80,6 +80,12 @@ class Switched:
         constant = self.factors.log_constant + self.log_integral.sum()
         return float(constant + likelihood.log_site(likelihood.offset[None]).sum())
 
+    def log_density(self, columns: Bits, theta: Array) -> Array:
+        """Return log p(θ, y) ``(n,)`` of the model with ``columns`` ``(p,)``, at rows ``(n, k)``."""
+        if not columns.any():
+            return np.full(len(theta), self.log_density_of_none)
+        return self.take(columns).log_density(theta)
+
     @cached_property
     def compiled(self) -> Compiled | None:
         """Return the regression in the form of compiled functions; None if its family or priors are not compiled."""

@@ -36,7 +36,7 @@ class EPEvidence(Evidence):
         self.regression = regression
         self.laplace = LaplaceEvidence(regression) if regression.compiled is not None else None
         self.compiled = regression.compiled
-        self.log_constant = np.nan if self.laplace is None else self.laplace.log_constant
+        self.log_constant = 0.0 if self.laplace is None else self.laplace.log_constant
         self._unconverged: set[bytes] = set()
 
     def compute(self, columns: Bits, rng: np.random.Generator) -> Array:
@@ -47,7 +47,7 @@ class EPEvidence(Evidence):
         return np.array([np.packbits(row).tobytes() in self._unconverged for row in columns])
 
     def gain_of_other_modes(self, columns: Bits) -> Array:
-        # Other evidences are checked by points of a compiled likelihood.
+        # Compiled likelihoods are log-concave.
         if self.compiled is not None or self.regression.factors.log_concave:
             return np.zeros(len(columns))
         known = self(columns, np.random.default_rng(0))

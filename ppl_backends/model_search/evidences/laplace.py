@@ -15,6 +15,7 @@ from ppl_backends.model_search.evidences.laplace_kernels import estimate, fit, l
 from ppl_backends.model_search.space import Bits
 from ppl_backends.model_search.switched import Compiled, Switched
 from ppl_backends.numerics.arrays import for_kernels
+from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.targets.protocol import Array
 
@@ -40,7 +41,7 @@ class LaplaceEvidence(Evidence):
         if regression.compiled is None:
             raise ModelError(
                 "evidence='laplace' needs a logit, probit, Poisson or normal likelihood and normal or Student priors; "
-                "use evidence='ep'"
+                "use evidence='ep' or 'importance_ep'"
             )
         self.regression, self.compiled, self.log_constant = regression, regression.compiled, regression.log_constant
         self.gram, self.right = _least_squares(self.compiled)
@@ -70,11 +71,15 @@ class LaplaceEvidence(Evidence):
 
 
 class Proposal(Protocol):
-    """Compiled functions that fit a Gaussian to a model."""
+    """A method that fits a Gaussian to a model."""
 
-    compiled: Any
+    regression: Switched
     laplace: Any
     log_constant: float
+
+    def gain_of_other_modes(self, columns: Bits) -> Array:
+        """Return what other modes than the Gaussian's add to the log evidence."""
+        ...
 
     def fit(self, columns: Bits) -> tuple[Array, Array]:
         """Return the mean ``(k,)`` and the lower Cholesky factor of the precision."""
@@ -94,8 +99,8 @@ class ImportanceEvidence(Evidence):
     points : int
     tails : bool, optional
         Whether half of the points are from a Cauchy distribution with the Gaussian's mean and factor, and weights
-        relative to the mixture of both (Hesterberg 1995). By default this is so if priors are Student distributions:
-        the tails of a posterior are then not covered by a Gaussian, if the data leave a coefficient open on one side.
+        relative to the mixture of both (Hesterberg 1995). By default this is so if a prior is not normal: the tails of a
+        posterior are then not covered by a Gaussian, if the data leave a coefficient open on one side.
     """
 
     name: ClassVar[str] = "importance"
@@ -105,12 +110,15 @@ class ImportanceEvidence(Evidence):
     def __init__(self, proposal: Proposal, points: int, tails: bool | None = None) -> None:
         super().__init__()
         self.proposal, self.points = proposal, points
-        self.tails = bool((proposal.compiled.prior[:, 3] > 0).any()) if tails is None else tails
+        self.tails = any(map(len, proposal.regression.own)) if tails is None else tails
         self.laplace = proposal.laplace
         self._fitted: dict[bytes, tuple[Array, Array]] = {}
 
     def compute(self, columns: Bits, rng: np.random.Generator) -> Array:
         return self.with_variance(columns, rng)[0]
+
+    def gain_of_other_modes(self, columns: Bits) -> Array:
+        return self.proposal.gain_of_other_modes(columns)
 
     def with_variance(self, columns: Bits, rng: np.random.Generator) -> tuple[Array, Array]:
         """Return the log evidences ``(n,)`` and the relative variances of the estimates (NaN from one point)."""
@@ -146,8 +154,14 @@ class ImportanceEvidence(Evidence):
     def _log_weights(self, columns: Bits, points: Array) -> Array:
         """Return log weights of the proposal's points ``(points, k)``."""
         mean, factor = self._fit(columns)
-        out = np.empty(len(points))
-        estimate(*self.proposal.compiled, np.flatnonzero(columns), mean, factor, points, out)
+        regression = self.proposal.regression
+        if regression.compiled is not None:
+            out = np.empty(len(points))
+            estimate(*regression.compiled, np.flatnonzero(columns), mean, factor, points, out)
+        else:
+            theta = mean + solve_triangular(factor, points.T, lower=True, trans="T").T
+            log_q = np.log(np.diagonal(factor)).sum() - 0.5 * ((points**2).sum(axis=1) + len(mean) * LOG_2PI)
+            out = regression.log_density(columns, theta) - log_q
         if self.tails:
             square, k = (points**2).sum(axis=1), points.shape[1]
             log_ratio = 0.5 * square - 0.5 * (_DF + k) * np.log1p(square / _DF) - 0.5 * k * np.log(0.5 * _DF)

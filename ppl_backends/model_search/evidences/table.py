@@ -18,6 +18,7 @@ _SECONDS_EP, _SECONDS_ROW, _SECONDS_PRODUCT = (
     1.2e-9,
 )  # of EP; of a row and a product of rows in Newton's method
 _SECONDS_PIVOT = 1e-9
+_SECONDS_SITE, _SECONDS_OTHER_SITE = 2e-8, 1e-7  # of a site at a point: compiled, and others
 
 
 def make_evidence(name: str, form: Form, n_candidates: int, enumerated: bool, points: int) -> Evidence:
@@ -40,10 +41,10 @@ def make_evidence(name: str, form: Form, n_candidates: int, enumerated: bool, po
         name = "ep" if affordable or form.regression.compiled is None else "laplace"
     if name == "ep":
         return EPEvidence(form.regression)
+    if name == "importance_ep":
+        return ImportanceEvidence(EPEvidence(form.regression), points)
     laplace = LaplaceEvidence(form.regression)
-    if name == "laplace":
-        return laplace
-    return ImportanceEvidence(EPEvidence(form.regression) if name == "importance_ep" else laplace, points)
+    return laplace if name == "laplace" else ImportanceEvidence(laplace, points)
 
 
 def seconds_per_model(name: str, form: Form, n_candidates: int, points: int) -> float:
@@ -52,10 +53,11 @@ def seconds_per_model(name: str, form: Form, n_candidates: int, points: int) -> 
     if form.linear is not None:
         return 1e-6 + _SECONDS_PIVOT * k**3
     assert form.regression is not None
-    newton = form.regression.factors.n_sites * (_SECONDS_ROW + _SECONDS_PRODUCT * k**2)
+    n, compiled = form.regression.factors.n_sites, form.regression.compiled is not None
+    fit = n * (_SECONDS_ROW + _SECONDS_PRODUCT * k**2) if compiled else _SECONDS_EP
     if name.startswith("importance"):
-        return newton + points * form.regression.factors.n_sites * (2e-8 + 1e-9 * k)
-    return _SECONDS_EP if name == "ep" or form.regression.compiled is None else newton
+        return fit + points * n * ((_SECONDS_SITE if compiled else _SECONDS_OTHER_SITE) + 1e-9 * k)
+    return _SECONDS_EP if name == "ep" else fit
 
 
 def can_enumerate(name: str, form: Form, n_candidates: int, points: int) -> bool:
