@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 from scipy.stats.qmc import Sobol
 
 from ppl_backends.approximations.given import no_mode_reason
 from ppl_backends.approximations.missed_modes import LostMode, find_missed_mode, lost_mode_reason, with_missed_mode
 from ppl_backends.approximations.resolve import nearest_start
-from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
+from ppl_backends.importance.beyond import LARGEST_MISSED_SHARE, share_beyond
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, share_undefined_near
 from ppl_backends.importance.proposals import Proposal, make_proposal
 from ppl_backends.importance.tails import PILOT_POINTS, with_tails
@@ -51,11 +51,10 @@ from ppl_backends.targets.estimated import EstimatedTarget
 from ppl_backends.targets.integral import stated_integral
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.propriety import improper_note
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
+from ppl_backends.targets.protocol import Array, BaseTarget
 
 # Below this efficiency factor the 95% intervals that weights of lognormal tails report cover less than 93% at n = 2048.
 SMALLEST_EFFICIENCY = 0.1
-LARGEST_MISSED_SHARE = 0.02
 LARGEST_PILOT_K = 0.25
 PRIOR_POINTS = 2048
 _LONE = 10.0  # nats above the second largest log weight
@@ -309,11 +308,12 @@ def _figures(
 ) -> dict[str, Any]:
     """Return diagnostics of the proposal from the weights of all chains."""
     log_weights = np.concatenate([chain.log_weights for chain in chains])
+    lowest = min(float(proposal.log_density(chain.x).min()) for chain in chains) if target.has_split else np.nan
     return {
         "efficiency_factor": effective_sample_size(log_weights) / log_weights.size,
         "pareto_k": pareto_k(log_weights),
         "tail_share": tail_share(log_weights),
-        "missed_share": _missed_share(target, proposal, chains, log_evidence, rng),
+        "missed_share": share_beyond(target, proposal, lowest, log_evidence, PRIOR_POINTS, rng),
         "undefined_share": float(np.mean([chain.undefined for chain in chains])),
     }
 
@@ -395,32 +395,6 @@ def scrambled_net(n: int, dim: int, rng: np.random.Generator) -> Array:
     if dim > Sobol.MAXDIM:
         raise ModelError(f"Sobol points have at most {Sobol.MAXDIM} coordinates, and {dim} are needed; use qmc=False")
     return sobol(dim, rng, INNER_BITS).random_base2(int(np.ceil(np.log2(n))))
-
-
-def _missed_share(
-    target: BaseTarget, proposal: Proposal, chains: list[_Chain], log_evidence: float, rng: np.random.Generator
-) -> float | None:
-    """Return the share of the evidence in regions without points of the proposal, estimated from draws of the prior.
-
-    A region has no points if the proposal is less dense there than at any of its points. If the posterior has a share
-    s of its mass there, the estimate has mean s, so that by Markov's inequality it exceeds 2 % with probability at
-    most s / 0.02.
-    """
-    if not target.has_split:
-        return None
-    try:
-        x = target.sample_prior(PRIOR_POINTS, rng)
-    except PriorSamplingError:
-        return None
-    lowest = min(float(proposal.log_density(chain.x).min()) for chain in chains)
-    beyond = x[proposal.log_density(x) < lowest]
-    if not len(beyond):
-        return 0.0
-    evaluation = target.evaluate(beyond)
-    assert isinstance(evaluation, Evaluation)
-    integral = stated_integral(target)
-    log_integral = 0.0 if integral is None else integral.log_integral
-    return float(np.exp(logsumexp(evaluation.log_likelihood) + log_integral - log_evidence) / len(x))
 
 
 def _distrust(weights: Mapping[str, Any], figures: Mapping[str, float], known: Sequence[str]) -> str:

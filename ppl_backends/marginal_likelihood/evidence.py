@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.errors import PPLBackendsWarning, SamplerWarning, user_level
+from ppl_backends.importance.beyond import LARGEST_MISSED_SHARE, share_beyond
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.importance.sampling import sample_importance
 from ppl_backends.marginal_likelihood.bridging import Bridged, bridge_draws
@@ -36,6 +37,10 @@ _SCRAMBLES = 8
 _PROPOSALS = {"warp3": SYMMETRIC, "importance": WITH_TAILS}
 _MOST_COORDINATES = 200  # coordinates up to which nets of points are much more precise than random points
 _PARTICLES, _RUNS = 1000, 4
+_PRIOR_POINTS = 1024
+# Independent draws have on average one part in their number beyond all of them, so that one in a hundred sets at most is
+# above this over their number.
+_MISSED_BY_CHANCE = 100.0
 
 
 @checked(
@@ -118,12 +123,14 @@ def evidence(
     target = as_target(model, data, cores=cores, **target_options)
     draws = read_draws(idata, target, model)
     chosen = choose_proposal(draws.x, proposal, _PROPOSALS.get(method, tuple(FITS)))
-    call = _Call(target, draws, chosen, *spawn_generators(random_seed, 5))
+    *rngs, prior_rng = spawn_generators(random_seed, 6)
+    call = _Call(target, draws, chosen, *rngs)
     checked_draws = check_draws(draws, target, call.check_rng, chosen)
     about_draws = checked_draws.reasons
     bridged = call.bridge(mirrored=method == "warp3")
     found = call.chosen(method, bridged, bool(about_draws))
-    reasons = (*about_draws, *found.reasons)
+    missed = _missed_share(draws, target, found.log_evidence, prior_rng)
+    reasons = (*about_draws, *found.reasons, *_reason_of_missed(missed, checked_draws.convergence.effective))
     if reasons:
         text = f"evidence by {found.method}: {'; '.join(reasons)}; do not trust this evidence"
         warnings.warn(text, SamplerWarning, stacklevel=user_level())
@@ -140,7 +147,7 @@ def evidence(
         None if integral is None else integral.log_integral,
         0.0 if integral is None else integral.standard_error,
         improper_note(target),
-        _diagnostics(draws, checked_draws, bridged),
+        _diagnostics(draws, checked_draws, bridged, missed),
         target.observed_data,
     )
 
@@ -275,7 +282,24 @@ def _distrust_of_bridge(bridged: Bridged, compare: bool = True) -> list[str]:
     return reasons
 
 
-def _diagnostics(draws: Draws, found: Checked, bridged: Bridged) -> dict[str, float]:
+def _missed_share(draws: Draws, target: BaseTarget, log_evidence: float, rng: np.random.Generator) -> float:
+    """Return the share of the evidence in regions without draws, from draws of the prior; NaN if it is not looked for."""
+    if target.is_estimated or target.dim > _MOST_COORDINATES or not np.isfinite(log_evidence):
+        return float("nan")
+    x = draws.x.reshape(draws.n, -1)
+    q = fit_start(x)
+    found = share_beyond(target, q, float(q.log_density(x).min()), log_evidence, _PRIOR_POINTS, rng)
+    return float("nan") if found is None else found
+
+
+def _reason_of_missed(share: float, effective: float) -> list[str]:
+    """Return the reason not to trust draws of so many effective ones that miss a share of the evidence."""
+    if not share > max(LARGEST_MISSED_SHARE, _MISSED_BY_CHANCE / effective):
+        return []
+    return [f"draws of the prior find {share:.2g} times this evidence in a region without draws, such as another mode"]
+
+
+def _diagnostics(draws: Draws, found: Checked, bridged: Bridged, missed: float) -> dict[str, float]:
     convergence, neck, _ = found
     figures = {
         "rhat": convergence.rhat,
@@ -292,5 +316,6 @@ def _diagnostics(draws: Draws, found: Checked, bridged: Bridged) -> dict[str, fl
         "large_energy_errors": float("nan") if neck is None else neck.large_errors,
         "drift": float("nan") if neck is None else neck.drift,
         "neck_growth": float("nan") if neck is None else neck.growth,
+        "missed_share": missed,
     }
     return {name: figure for name, figure in figures.items() if not np.isnan(figure)}

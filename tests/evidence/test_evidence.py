@@ -151,6 +151,17 @@ def mode_figures(known):
     return (4 * shrink, -4 * shrink), 0.7 * np.sqrt(shrink), 0.5 * (1 + known.mean[0] / (4 * shrink))
 
 
+def test_draws_of_the_prior_find_a_mode_without_draws():
+    known, rng = bimodal(separation=4.0), np.random.default_rng(7)
+    centres, spread, share = mode_figures(known)
+    x = centres[0] + spread * rng.standard_normal((4, 1000, 2))
+    with pytest.warns(SamplerWarning, match="draws of the prior find .* in a region without draws"):
+        found = pb.evidence({"x": x}, known.target, method="bridge", random_seed=1)
+    assert not found.trusted
+    assert found.log_evidence_se < 0.01  # the bridge knows nothing of it
+    assert found.diagnostics["missed_share"] == pytest.approx((1 - share) / share, rel=0.7)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_chains_in_different_modes_are_never_trusted(method):
     known, rng = bimodal(separation=4.0), np.random.default_rng(6)
