@@ -103,12 +103,12 @@ def pooled_schools():
     return joint(1, density, ["mu"]), float(exact)
 
 
-def eight_schools():
+def eight_schools(data):
     """Log evidence of eight schools as Stan writes it, τ half a Cauchy that counts one half: quadrature over τ alone.
 
     Given τ = 5 tan(πu/2) the effects y are Gaussian around a mean that has a Gaussian prior.
     """
-    y, sd = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+    y, sd = np.array(data["y"], float), np.array(data["sigma"], float)
     nodes, weights = np.polynomial.legendre.leggauss(1000)
     variance = (5 * np.tan(0.25 * np.pi * (nodes + 1)))[:, None] ** 2 + sd**2
     precision, shift = (1 / variance).sum(axis=1) + 1 / 25, (y / variance).sum(axis=1)
@@ -219,29 +219,39 @@ def many_well(dim=32):
     return joint(dim, density), float(dim / 2 * (np.log(one) + 9 + 0.5 * LOG_2PI))
 
 
+def with_uniform_prior(dim, log_likelihood):
+    """A target from a uniform prior on the unit cube, in logit coordinates, and a log likelihood of points of the cube."""
+
+    def likelihood(x):
+        p = 1 / (1 + np.exp(-x))
+        value, slope = log_likelihood(p)
+        return value, slope * p * (1 - p)
+
+    def prior(x):
+        return (-np.logaddexp(0, -x) - np.logaddexp(0, x)).sum(axis=1), -np.tanh(x / 2)
+
+    return pb.FunctionTarget(dim, likelihood, prior, lambda n, rng: rng.logistic(size=(n, dim)))
+
+
 def eggbox():
     """The egg box (2 + cos(u/2) cos(v/2))⁵ on (0, 10π)², by logit coordinates; the prior is uniform."""
 
-    def density(x):
-        p = 1 / (1 + np.exp(-x))
+    def log_likelihood(p):
         u = 10 * np.pi * p
         cosines, sines = np.cos(u / 2), np.sin(u / 2)
         base = 2 + cosines.prod(axis=1)
-        jacobian = -np.logaddexp(0, -x) - np.logaddexp(0, x)
-        slope = 5 * base[:, None] ** 4 * (-0.5 * sines * cosines[:, ::-1]) * (10 * np.pi * p * (1 - p))
-        return base**5 + jacobian.sum(axis=1), slope + 1 - 2 * p
+        return base**5, 5 * base[:, None] ** 4 * (-0.5 * sines * cosines[:, ::-1]) * 10 * np.pi
 
     grid = 10 * np.pi * (np.arange(4000) + 0.5) / 4000
     value = (2 + np.cos(grid / 2)[:, None] * np.cos(grid / 2)) ** 5
-    return joint(2, density), float(logsumexp(value) - 2 * np.log(4000))
+    return with_uniform_prior(2, log_likelihood), float(logsumexp(value) - 2 * np.log(4000))
 
 
 def shells(dim):
     """Two Gaussian shells of radius 2 and width 0.1 at ±3.5 on the first axis (Feroz et al. 2009), prior U(−6, 6)."""
     radius, width, centre, half = 2.0, 0.1, 3.5, 6.0
 
-    def density(x):
-        p = 1 / (1 + np.exp(-x))
+    def log_likelihood(p):
         point, values, slopes = half * (2 * p - 1), [], []
         for sign in (1.0, -1.0):
             away = point - sign * centre * (np.arange(dim) == 0)
@@ -250,12 +260,35 @@ def shells(dim):
             slopes.append(-((r - radius) / width**2 / np.maximum(r, 1e-300))[:, None] * away)
         total = np.logaddexp(*values)
         slope = sum(np.exp(v - total)[:, None] * s for v, s in zip(values, slopes, strict=True))
-        jacobian = (-np.logaddexp(0, -x) - np.logaddexp(0, x)).sum(axis=1)
-        return total + jacobian, slope * 2 * half * p * (1 - p) + 1 - 2 * p
+        return total, slope * 2 * half
 
     def radial(r):
         return r ** (dim - 1) * np.exp(-0.5 * ((r - radius) / width) ** 2)
 
     one = integrate.quad(radial, 1.0, 3.0, epsrel=1e-12)[0] / np.sqrt(2 * np.pi) / width
     surface = np.log(2) + 0.5 * dim * np.log(np.pi) - gammaln(0.5 * dim)
-    return joint(dim, density), float(np.log(2) + surface + np.log(one) - dim * np.log(2 * half))
+    return with_uniform_prior(dim, log_likelihood), float(np.log(2) + surface + np.log(one) - dim * np.log(2 * half))
+
+
+def diamonds(data):
+    """Diamonds of posteriordb: the coefficients integrated in closed form, the intercept and log σ by Gauss and Legendre."""
+    y, X = np.asarray(data["Y"], float), np.asarray(data["X"], float)[:, 1:]
+    n, mean = len(y), y.mean()
+    X = X - X.mean(axis=0)
+    values, vectors = np.linalg.eigh(X.T @ X)
+    shift, square = vectors.T @ (X.T @ (y - mean)), ((y - mean) ** 2).sum()
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+
+    def given(sigma):
+        ratio = values / sigma**2
+        explained = (shift**2 / (1 + ratio)).sum() / sigma**4
+        a = mean + 15 * sigma / np.sqrt(n) * nodes
+        terms = stats.t.logpdf(a, 3, 8, 10) - 0.5 * n * ((mean - a) / sigma) ** 2
+        inner = logsumexp(terms, b=weights * 15 * sigma / np.sqrt(n))
+        value = inner - 0.5 * (square / sigma**2 - explained) - 0.5 * np.log1p(ratio).sum()
+        return value - n * (np.log(sigma) + 0.5 * LOG_2PI) + stats.t.logpdf(sigma, 3, 0, 10) + np.log(2)
+
+    residual = square - (shift**2 / np.maximum(values, 1.0)).sum()
+    logs = 0.5 * np.log(residual / n) + np.linspace(-20, 20, 4001) / np.sqrt(2 * n)
+    terms = np.array([given(np.exp(each)) + each for each in logs])
+    return float(logsumexp(terms) + np.log(logs[1] - logs[0]))

@@ -122,10 +122,12 @@ def closed_forms():
         found[name] = Problem(
             "normalising constant", partial(make, *arguments), of(make, *arguments), dict, ("exact", "smc", "tempering")
         )
-    # These densities have no prior: a Gaussian that covers all modes is where the path begins.
-    for name, dim, sd in (("eggbox-2", 2, 1.8), ("forty_gaussians-2", 2, 25.0), ("many_well-32", 32, 1.5)):
-        wide = {"initial": GaussianApproximation(np.zeros(dim), cholesky=np.full(dim, sd))}
-        found[name] = replace(found[name], options={"smc": wide, "tempering": wide})
+    # The path begins where all modes are: at the prior, or without one at a wide Gaussian.
+    starts = {name: "prior" for name in ("eggbox-2", "shells-2", "shells-10")}
+    for name, dim, sd in (("forty_gaussians-2", 2, 25.0), ("many_well-32", 32, 1.5)):
+        starts[name] = GaussianApproximation(np.zeros(dim), cholesky=np.full(dim, sd))
+    for name, start in starts.items():
+        found[name] = replace(found[name], options={"smc": {"initial": start}, "tempering": {"initial": start}})
     return found
 
 
@@ -266,7 +268,9 @@ PRIOR_INTEGRALS = {
     "eight_schools-eight_schools_centered": HALF,
     "eight_schools-eight_schools_noncentered": HALF,
 }
-CLOSED = {name: closed.eight_schools for name in PRIOR_INTEGRALS if name.startswith("eight_schools")}
+CLOSED = {name: closed.eight_schools for name in PRIOR_INTEGRALS if name.startswith("eight_schools")} | {
+    "diamonds-diamonds": closed.diamonds
+}
 
 
 def posteriordb(database):
@@ -278,11 +282,12 @@ def posteriordb(database):
         about = json.loads((root / "posteriors" / f"{name}.json").read_text())
         program = root / "models" / "stan" / f"{about['model_name']}.stan"
         read = partial(read_target, name, database)
+        data = partial(read_zip, root / "data" / "data" / f"{about['data_name']}.json.zip")
         found[name] = Problem(
             "posteriordb",
-            partial(with_exact, read, CLOSED[name]) if name in CLOSED else read,
+            partial(with_exact, read, CLOSED[name], data) if name in CLOSED else read,
             program.read_text,
-            partial(read_zip, root / "data" / "data" / f"{about['data_name']}.json.zip"),
+            data,
             ("importance", "bridge", "nautilus" if name in NESTED else "vegas"),
             improper=name.startswith(IMPROPER),
             note=FLAT if name.startswith(IMPROPER) else "",
@@ -292,9 +297,9 @@ def posteriordb(database):
     return found
 
 
-def with_exact(read, exact):
-    """A target and its exact log evidence."""
-    return read(), exact()
+def with_exact(read, exact, data):
+    """A target and its exact log evidence, a function of the data."""
+    return read(), exact(data())
 
 
 def problems(database=None, eprv3=None):
