@@ -312,13 +312,14 @@ def _check_positions(name: str, args: tuple[Any, ...], by_position: list[str], p
         raise ModelError(f"model={args[0]} is an integer; the first argument is the model: write {habit}")
 
 
-def check_memory(draws: int, chains: int, dim: int) -> None:
-    """Refuse more draws than fit in memory; count only points and gradients, 2 × 8 bytes per coordinate."""
-    needed, available = 16 * draws * chains * dim, available_memory()
+def check_memory(draws: int, chains: int, values: int) -> None:
+    """Refuse more draws than fit in memory, with so many ``values`` each; a value and its copy take 2 × 8 bytes."""
+    needed, available = 16 * draws * chains * values, available_memory()
     if needed > available:
         raise ModelError(
-            f"draws={draws}, chains={chains}: {_bytes(needed)} of memory are needed for {dim} coordinates and "
-            f"{_bytes(available)} are available; take fewer draws"
+            f"draws={draws}, chains={chains}: {_bytes(needed)} of memory are needed for {values} values a draw and "
+            f"{_bytes(available)} are available; take fewer draws, or leave out quantities that are computed from the "
+            "parameters (quantities=False for a Stan program)"
         )
 
 

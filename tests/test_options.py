@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
+import pymc as pm
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -201,6 +202,14 @@ def test_the_habits_of_pymc_are_named():
         pb.fit_vi(None, np.zeros((20, 2)))
     with pytest.raises(ModelError, match=r"by position: write option='dense', where option is one of data, family, "):
         pb.fit_vi(target, "dense")
+
+
+def test_deterministics_count_as_memory_of_the_draws():
+    with pm.Model() as model:
+        b = pm.Normal("b")
+        pm.Deterministic("mu", np.arange(1000.0) * b)
+    with pytest.raises(ModelError, match="16 TB of memory are needed for 1001 values a draw"):
+        pb.sample_mcmc(model, draws=10**9, chains=1)
 
 
 def test_more_draws_than_memory_are_refused_with_both_figures():

@@ -151,10 +151,10 @@ class Approximation:
             ``posterior`` has the attributes ``method``, ``accuracy``, ``converged`` and, if known, ``log_evidence``
             and ``log_evidence_se``.
         """
-        check_memory(draws, chains, self.dim)
+        target = self.target if self.target is not None else _unnamed_target(self.names)
+        check_memory(draws, chains, target.values_per_draw)
         started = time.perf_counter()
         rng, generated = spawn_generators(random_seed, 2)
-        target = self.target if self.target is not None else _unnamed_target(self.names)
         integral = stated_integral(target)
         return build_inference_data(
             target,

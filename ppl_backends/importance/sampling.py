@@ -180,7 +180,7 @@ def sample_importance(
     target = with_power(
         as_target(model, data, cores=cores, **naming(log_likelihood), **target_options), power, power_potentials
     )
-    check_memory(draws, chains, target.dim)
+    check_memory(draws, chains, target.values_per_draw)
     if draws * chains == 1:
         raise ModelError("draws=1, chains=1: one point gives no error of the evidence; increase draws")
     started = time.perf_counter()

@@ -128,7 +128,7 @@ def sample_mcmc(
     clock = time.perf_counter()
     options = {**naming(log_likelihood), **target_options}
     target, bind = _resolve(model, data, step, power, power_potentials, options)
-    check_memory(draws, chains, target.dim)
+    check_memory(draws, chains, target.values_per_draw)
     given = _given_starts(target, initvals, chains)
     algorithm = bind(target)
     *generators, start_rng, result_rng = spawn_generators(random_seed, chains + 2)

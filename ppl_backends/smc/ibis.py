@@ -308,7 +308,7 @@ class RowsCall(NamedTuple):
     ) -> Any:
         """Run chains of particles from the prior; ``size`` has their numbers, and ``identity`` identifies the call."""
         draws, chains = size
-        check_memory(draws, chains, target.dim)
+        check_memory(draws, chains, target.values_per_draw)
         identity |= {"draws": draws, "chains": chains, "kernel": kernel.name, **self.settings._asdict()}
         identity["max_time"] = None
         saved = None if checkpoint is None else Checkpoint.open(checkpoint, target, identity, "prior", random_seed)

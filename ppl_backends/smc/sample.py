@@ -224,7 +224,7 @@ def sample_smc(
     target = with_power(
         as_target(model, data, cores=cores, **naming(log_likelihood), **target_options), power, power_potentials
     )
-    check_memory(draws, chains, target.dim)
+    check_memory(draws, chains, target.values_per_draw)
     clock = time.perf_counter()
     chosen = choose_kernel(kernel, target, target.has_gradient)
     settings = Settings(

@@ -440,6 +440,11 @@ class BaseTarget:
         """Return ``n`` dispersed points ``(n, dim)`` of finite density to start from; no proper prior is needed."""
         return rng.uniform(-2.0, 2.0, size=(n, self.dim))
 
+    @property
+    def values_per_draw(self) -> int:
+        """Return how many numbers a result stores for a draw."""
+        return self.dim
+
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
         """Return points in model space: name → ``(n, *shape)``."""
         return {"x": as_points(x, self.dim)}

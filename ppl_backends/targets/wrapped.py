@@ -43,6 +43,7 @@ class WrappedTarget(BaseTarget):
     stated_propriety = _of_target("stated_propriety")
     evidence_note = _of_target("evidence_note")
     parameter_names = _of_target("parameter_names")
+    values_per_draw = _of_target("values_per_draw")
     generated_groups = _of_target("generated_groups")
     log_prior_normalizer = _of_target("log_prior_normalizer")
     log_prior_normalizer_se = _of_target("log_prior_normalizer_se")

@@ -157,7 +157,7 @@ def sample_tempering(
     target = with_power(
         as_target(model, data, cores=cores, **naming(log_likelihood), **target_options), power, power_potentials
     )
-    check_memory(draws, chains, target.dim)
+    check_memory(draws, chains, target.values_per_draw)
     if target.is_estimated:
         raise ModelError(f"{target.label}: the likelihood is an estimate; use sample_smc or sample_pmmh")
     rng, result_rng, initial_rng, check_rng = spawn_generators(random_seed, 4)

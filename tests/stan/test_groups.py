@@ -53,6 +53,10 @@ def test_names_that_the_program_does_not_have_are_refused():
         (Groups(predictions=["a"]), "predictions='a' is a parameter"),
         (Groups(log_likelihood="y_rep", predictions="y_rep"), "'y_rep' is in predictions and in log_likelihood"),
         (Groups(observed_data="z"), r"observed_data='z' is not in the data \(x, y\)"),
+        (
+            Groups(predictions="y_rep", quantities=False),
+            "quantities=False leaves out the quantities that predictions names",
+        ),
         (Groups(posterior_predictive={"y": 3}), "expected a name, several, or a dict"),
     ):
         with pytest.raises(ModelError, match=said):
@@ -119,6 +123,15 @@ def test_samplers_take_the_names(target):
     assert "log_likelihood" not in kept.generated_groups
     with pytest.raises(ModelError, match="log_likelihood='lll' is not a variable"):
         pb.sample_mcmc(PROGRAM, data=DATA, log_likelihood="lll", **QUIET)
+
+
+@pytest.mark.stan
+def test_quantities_of_many_rows_are_left_out_or_refused_before_sampling(target):
+    lean = as_target(PROGRAM, DATA, quantities=False)
+    assert list(lean.constrain(np.zeros((2, 2)))) == ["a", "b"]
+    assert (lean.values_per_draw, target.values_per_draw) == (2, 2 + 20 + 20 + 2 + 20)
+    with pytest.raises(ModelError, match=r"1.02e\+03 TB of memory are needed for 64 values a draw .*quantities=False"):
+        pb.sample_mcmc(target, draws=10**12, chains=1, **QUIET)
 
 
 @pytest.mark.stan

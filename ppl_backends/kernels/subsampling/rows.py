@@ -35,7 +35,7 @@ NEWTON_GAIN = 1e-10  # nats: a hundred-thousandth of a standard deviation
 DISTANCES = (1.0, 2.0, 2e1, 2e2, 2e3, 2e4, 2e5, 2e6)  # from zero, at which a log prior is checked to be quadratic
 NO_BOUNDS = (
     "no bounds are known for the model's rows: exact sub-sampling needs one linear predictor per row, of a logit, probit or "
-    "normal family; use SubsampledMetropolis"
+    "normal family (a Stan program shows it by a quantity with the predictor, and log_lik); use SubsampledMetropolis"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -257,6 +258,11 @@ class PyMCTarget(BaseTarget):
         """Return free variables and Deterministics at the points: name → ``(n, *shape)``."""
         return dict(zip(self._compiled.constrained, self._call("constrain", as_points(x, self.dim)), strict=True))
 
+    @property
+    def values_per_draw(self) -> int:
+        stored = {*self.model.free_RVs, *self.model.deterministics}
+        return max(self.dim, sum(math.prod(length or 1 for length in each.type.shape) for each in stored))
+
     def unconstrain(self, values: Mapping[str, Array]) -> Array:
         columns = []
         for name, shape in self._shapes.model.items():
@@ -444,9 +450,8 @@ class PyMCTarget(BaseTarget):
     def with_observations(self, values: DataValues, named: Mapping[str, Any]) -> PyMCTarget:
         """Return the same target with other ``values`` of shared variables, which are data ``named`` so; factors are kept."""
         other = object.__new__(type(self))
-        kept = {
-            name: value for name, value in self.__dict__.items() if name not in ("likelihood_factors", "predictive")
-        }
+        left_out = "likelihood_factors", "predictive"
+        kept = {name: value for name, value in self.__dict__.items() if name not in left_out}
         other.__dict__.update(kept)
         other._data = {**self._data, **{v: np.asarray(value, dtype=v.dtype) for v, value in values.items()}}
         other._arguments = DataArguments(other._data.values())
@@ -480,8 +485,6 @@ class PyMCTarget(BaseTarget):
         """Return the containers except those with observed values."""
         observed = set(ancestors([self.model.rvs_to_values[rv] for rv in observed_variables(self.model)]))
         return {v.name: value for v, value in self._data.items() if v in self.model.data_vars and v not in observed}
-
-    # -- copies ----------------------------------------------------------------------------------------------------
 
     def __reduce__(self):
         """Return the model, the data and the options; functions are compiled again."""

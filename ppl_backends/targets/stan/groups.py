@@ -33,6 +33,9 @@ class Groups:
         variable of its shape. False leaves it in ``posterior``.
     observed_data, constant_data : str, sequence of str or mapping, optional
         Names of data variables, or values by name. By default the data of the likelihood, if they are known, and all others.
+    quantities : bool
+        False leaves out transformed parameters and generated quantities, so that results have the parameters alone. A
+        quantity with one value for each of a million rows does not fit in memory.
     """
 
     coords: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -42,6 +45,7 @@ class Groups:
     log_likelihood: Names | bool | None = None
     observed_data: Names | Mapping[str, Any] | None = None
     constant_data: Names | Mapping[str, Any] | None = None
+    quantities: bool = True
 
     @property
     def generated(self) -> dict[str, dict[str, str]]:
@@ -62,6 +66,8 @@ class Groups:
         ModelError
             If a name is unknown, is a parameter, or is in two groups.
         """
+        if self.generated and not self.quantities:
+            raise ModelError(f"quantities=False leaves out the quantities that {', '.join(self.generated)} names")
         seen: dict[str, str] = {}
         known = [name for name in variables if name not in parameters]
         for group, names in self.generated.items():

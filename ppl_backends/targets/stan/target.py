@@ -74,7 +74,8 @@ def stan_target(
         Folders of ``#include`` files, in addition to the program's folder.
     **groups
         ``coords``, ``dims``, ``posterior_predictive``, ``predictions``, ``log_likelihood``, ``observed_data`` and
-        ``constant_data``, as in ``arviz.from_cmdstanpy``: see :class:`~ppl_backends.targets.stan.groups.Groups`.
+        ``constant_data``, as in ``arviz.from_cmdstanpy``, and ``quantities``: see
+        :class:`~ppl_backends.targets.stan.groups.Groups`.
 
     Returns
     -------
@@ -326,6 +327,8 @@ class StanTarget(BaseTarget):
         quantities throw, they are NaN from there on and a warning gives the count.
         """
         x = as_points(x, self.dim)
+        if not self.groups.quantities:
+            return self.parameters(x)
         seeds = np.arange(len(x)) if rng is None else rng.integers(0, 2**32, size=len(x))
         values, refused = self.compiled.constrain(x, seeds)
         if refused:
@@ -337,6 +340,11 @@ class StanTarget(BaseTarget):
             )
         collected = collect(values, self._model.variables)
         return {name: self._as_declared(name, array) for name, array in collected.items()}
+
+    @property
+    def values_per_draw(self) -> int:
+        shown = self._model.variables if self.groups.quantities else self._model.parameters
+        return max(self.dim, sum(variable.columns.size for variable in shown))
 
     def _as_declared(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Return integers of the program as integers."""
