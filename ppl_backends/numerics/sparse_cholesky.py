@@ -48,13 +48,10 @@ class SparseCholesky:
     def __init__(self, matrix: Any, order: Index | None = None) -> None:
         matrix = sparse.csc_matrix(matrix)
         first = _dense_last(matrix) if order is None else order
-        try:
-            if first is None:
-                self._lu = _factor(matrix, "MMD_AT_PLUS_A")
-            else:
-                self._lu = _factor(matrix[first][:, first], "NATURAL")
-        except RuntimeError as error:  # SuperLU's error for a singular matrix
-            raise LinAlgError(f"a sparse matrix is singular: {error}") from None
+        if first is None:
+            self._lu = _factor(matrix, "MMD_AT_PLUS_A")
+        else:
+            self._lu = _factor(matrix[first][:, first], "NATURAL")
         self._first = np.arange(matrix.shape[0]) if first is None else first
         self._pivots = self._lu.U.diagonal()
         if not (np.array_equal(self._lu.perm_r, self._lu.perm_c) and np.all(self._pivots > 0)):
@@ -92,17 +89,20 @@ class SparseCholesky:
 
 
 def _factor(matrix: sparse.csc_matrix, ordering: str) -> Any:
-    """Return SuperLU's factor without pivoting; it raises RuntimeError if the matrix is singular."""
+    """Return SuperLU's factor without pivoting; raise LinAlgError if the matrix is singular."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", sparse.SparseEfficiencyWarning)
-        return splu(
-            matrix,
-            permc_spec=ordering,
-            diag_pivot_thresh=0.0,
-            relax=1,  # on symmetric matrices relaxed supernodes and panels take longer than they save
-            panel_size=1,
-            options={"SymmetricMode": True},
-        )
+        try:
+            return splu(
+                matrix,
+                permc_spec=ordering,
+                diag_pivot_thresh=0.0,
+                relax=1,  # on symmetric matrices relaxed supernodes and panels take longer than they save
+                panel_size=1,
+                options={"SymmetricMode": True},
+            )
+        except RuntimeError as error:
+            raise LinAlgError(f"a sparse matrix is singular: {error}") from None
 
 
 def _dense_last(matrix: sparse.csc_matrix) -> Index | None:

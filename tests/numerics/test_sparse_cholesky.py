@@ -61,3 +61,14 @@ def test_indefinite_matrices_are_refused(values):
     else:
         with pytest.raises(LinAlgError, match="sparse matrix"):
             SparseCholesky(matrix)
+
+
+def test_a_matrix_that_is_singular_without_its_dense_column_is_refused():
+    d = 2000
+    diagonal = np.ones(d)
+    diagonal[5] = 0.0
+    matrix = sparse.block_array(
+        [[[[3.0]], np.full((1, d), 0.01)], [np.full((d, 1), 0.01), sparse.diags_array(diagonal)]]
+    )
+    with pytest.raises(LinAlgError, match="a sparse matrix is singular"):
+        SparseCholesky(matrix)
