@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import Executor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,17 +18,22 @@ from ppl_backends.kernels.particle.narrow import narrow_proposal
 from ppl_backends.kernels.particle.paths import drawn_paths, traced
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.options import checked, choice, increasing, instance, integer, number
+from ppl_backends.parallel import map_independent
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.inference_data import as_inference_data, library_attrs
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.protocol import BaseTarget, named_point
-from ppl_backends.targets.state_space.filter import METHODS, Filter, History, draw_seeds
+from ppl_backends.targets.state_space.filter import METHODS, Filter, History, Seeds, draw_seeds
 from ppl_backends.targets.state_space.target import axis_of_rows, later_labels
 
 LOW_ESS, LOW_SHARE = 10.0, 0.02  # a row whose effective sample size is below both is a collapse
 MOST_VARIANCE = 3.0  # largest variance of log L̂ without a warning
 MOST_FACTOR = 20.0  # more particles by which the variance is expected to fall as one over their number
 FEW_ANCESTORS = 10
+GROUP_PARTICLES = (
+    2**15
+)  # at least, of the filters in one computation: with fewer, rows take longer than their particles
+PATHS_A_JOB = 25
 
 
 @checked(
@@ -49,6 +56,7 @@ def particle_filter(
     forecast: int = 0,
     quantiles: Any = (0.05, 0.25, 0.5, 0.75, 0.95),
     data: Any = None,
+    executor: Executor | None = None,
     random_seed: Any = None,
 ) -> Any:
     r"""Filter, smooth and forecast the states of a state-space model at given parameters, and estimate its likelihood.
@@ -76,6 +84,9 @@ def particle_filter(
         Probabilities of the quantiles of filtered and forecast states.
     data : dict or path, optional
         Data of a Stan program.
+    executor : concurrent.futures.Executor, optional
+        Runs the filters elsewhere, for example in processes (not forked ones). A job has 25 draws of filters with at
+        least 32,768 particles together, or of all filters. The result is the same to the last bit.
     random_seed : int, sequence of int or Generator, optional
 
     Returns
@@ -124,13 +135,13 @@ def particle_filter(
     filters = series.filter(method, resample_below)
     parameters = {name: np.repeat(value, chains, axis=0) for name, value in series.parameters_at(point).items()}
     filter_rng, path_rng, ahead_rng = spawn_generators(random_seed, 3)
-    history = filters.history(parameters, n_particles, draw_seeds(filter_rng, chains))
+    seeds = draw_seeds(filter_rng, chains), _path_seeds(path_rng, chains, draws)
+    history, paths = _run(filters, parameters, n_particles, seeds, executor)
     likelihood = _likelihood(history, series, n_particles)
     narrow = narrow_proposal(filters, parameters)
     if narrow:
         likelihood = likelihood._replace(se=np.inf, alarms=[narrow])
     alarms = [*likelihood.alarms, *_collapses(history, filters, series.name)]
-    paths = _paths(filters, parameters, history, draws, path_rng)
     if filters.model.log_transition is None:
         alarms += _few_ancestors(history)
     for alarm in alarms:
@@ -157,6 +168,69 @@ def particle_filter(
         sets["forecast"] = _summary(ahead, np.broadcast_to(weights[-1:], ahead.shape[:3]), np.asarray(quantiles))
     attrs["sampling_time"] = time.perf_counter() - started
     return _inference_data(target, sets, attrs)
+
+
+def _path_seeds(rng: np.random.Generator, chains: int, draws: int) -> Seeds:
+    """Return a seed for every smoothed path ``(chains, draws)``."""
+    return np.stack([draw_seeds(rng, chains) for _ in range(draws)], axis=1)
+
+
+def _run(
+    filters: Filter,
+    parameters: Mapping[str, Array],
+    n_particles: int,
+    seeds: tuple[Seeds, Seeds],
+    executor: Executor | None,
+) -> tuple[History, Array]:
+    """Return the history of all filters and their smoothed paths.
+
+    The jobs of an executor are groups of filters, each with some of the paths: a job computes its filters from their
+    seeds. The sizes of arrays have an effect on rounding, so the groups do not depend on the executor. All have one
+    size, for which the last filter is repeated.
+    """
+    filters.state_shape(parameters)  # its warnings belong to this process
+    of_filters, of_paths = seeds
+    n, draws = of_paths.shape
+    size = -(-n // max(1, min(n, n * n_particles // GROUP_PARTICLES)))
+    groups = np.minimum(np.arange(-(-n // size) * size), n - 1).reshape(-1, size)
+    width = draws if executor is None else PATHS_A_JOB
+    jobs = [
+        _Job(
+            {name: x[group] for name, x in parameters.items()},
+            of_filters[group],
+            of_paths[group, first : first + width],
+            first == 0,
+        )
+        for first in range(0, draws, width)
+        for group in groups
+    ]
+    found = map_independent(partial(_filtered, filters, n_particles), jobs, executor)
+    by_width = [found[k : k + len(groups)] for k in range(0, len(jobs), len(groups))]
+    parts = zip(*(history for history, _ in by_width[0]), strict=True)
+    history = History(*(np.concatenate(part, axis=1)[:, :n] for part in parts))
+    return history, np.concatenate([np.concatenate([paths for _, paths in some])[:n] for some in by_width], axis=1)
+
+
+class _Job(NamedTuple):
+    """Filters, and some of their smoothed paths."""
+
+    parameters: Mapping[str, Array]
+    seeds: Seeds
+    path_seeds: Seeds
+    keeps_history: bool
+
+
+def _filtered(filters: Filter, n_particles: int, job: _Job) -> tuple[Any, Array]:
+    """Return the history of a job's filters, or None, and their smoothed paths ``(chains, draws, …)``.
+
+    Paths are sampled backwards, or traced along ancestors if the model has no density of a transition.
+    """
+    history = filters.history(job.parameters, n_particles, job.seeds)
+    if filters.model.log_transition is None:
+        paths = [traced(history, each) for each in job.path_seeds.T]
+    else:
+        paths = [drawn_paths(filters, job.parameters, history, each) for each in job.path_seeds.T]
+    return history if job.keeps_history else None, np.stack(paths, axis=1)
 
 
 class _Likelihood(NamedTuple):
@@ -231,17 +305,6 @@ def _few_ancestors(history: History) -> list[str]:
         f"smoothed states of the first row are {distinct} different particles of {n_x}: give the model log_transition=, "
         "from which states are sampled backwards"
     ]
-
-
-def _paths(
-    filters: Filter, parameters: Mapping[str, Array], history: History, draws: int, rng: np.random.Generator
-) -> Array:
-    """Return smoothed paths ``(chains, draws, n_rows[, d])``."""
-    chains = history.x.shape[1]
-    seeds = [draw_seeds(rng, chains) for _ in range(draws)]
-    if filters.model.log_transition is None:
-        return np.stack([traced(history, each) for each in seeds], axis=1)
-    return np.stack([drawn_paths(filters, parameters, history, each) for each in seeds], axis=1)
 
 
 def _forecast(

@@ -1,6 +1,9 @@
 """States and likelihood at given parameters: against the Kalman filter and smoother, and the warnings of a bad filter."""
 
+import sys
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 
 import arviz as az
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
+from ppl_backends.results.inference_data import group
 from tests.state_space.models import LG_POINT, LINEAR, data, kalman
 
 Y = data("linear_gaussian", 12)
@@ -108,3 +112,35 @@ def test_the_same_seed_gives_the_same_result():
         return found.posterior["states"].values
 
     np.testing.assert_array_equal(run(), run())
+
+
+def same_bits(one, other):
+    for name in ("posterior", "filtered", "sample_stats"):
+        for variable in group(one, name).data_vars:
+            np.testing.assert_array_equal(group(one, name)[variable], group(other, name)[variable], err_msg=variable)
+    for figure in ("log_likelihood", "log_likelihood_se", "log_likelihood_variance", "warnings"):
+        assert one.posterior.attrs[figure] == other.posterior.attrs[figure]
+
+
+@pytest.mark.parametrize("method", ["guided", "sqmc"])
+def test_an_executor_gives_the_same_bits(method, monkeypatch):
+    module = sys.modules["ppl_backends.state_space.particle_filter"]
+    monkeypatch.setattr(module, "GROUP_PARTICLES", 190)  # two filters, and one with a copy
+    monkeypatch.setattr(module, "PATHS_A_JOB", 2)
+    options = {"values": {"rho": 0.9}, "n_particles": 128, "draws": 5, "chains": 3, "method": method, "random_seed": 1}
+    with ThreadPoolExecutor(2) as pool:
+        over = pb.particle_filter(model_of(Y, dims="day"), executor=pool, **options)
+    same_bits(over, pb.particle_filter(model_of(Y, dims="day"), **options))
+
+
+def test_spawned_workers_give_the_same_bits():
+    model = model_of(data("linear_gaussian", 60), replace(LINEAR, proposal=None))
+    options = {"values": {"rho": 0.9}, "n_particles": 1000, "draws": 30, "chains": 4, "forecast": 1, "random_seed": 1}
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        over = pb.particle_filter(model, executor=pool, **options)
+    same_bits(over, pb.particle_filter(model, **options))
+
+
+def test_an_executor_that_is_none_is_refused():
+    with pytest.raises(ModelError, match=r"^executor=5: expected "):
+        pb.particle_filter(model_of(Y[:4]), values={"rho": 0.9}, executor=5)
