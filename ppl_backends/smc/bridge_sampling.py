@@ -64,7 +64,7 @@ class NonCentred(NamedTuple):
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
         """Draw points ``(n, dim)``."""
-        return self.change.to_x(self.q.sample(n, rng))[0]
+        return self.change.to_x(self.q.sample(n, rng))
 
     def log_density(self, x: Array) -> Array:
         """Return the log density at points."""

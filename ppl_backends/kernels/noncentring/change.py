@@ -40,10 +40,18 @@ class Scales(NamedTuple):
 
 
 def scales_of(log_tau: Array, log_precision: Array) -> Scales:
-    """Return s, log s and w of the scales τ and the precisions of the data."""
-    log_prior = -2.0 * np.clip(log_tau, -RANGE, RANGE)
-    total = np.logaddexp(log_prior, log_precision)
-    return Scales(np.exp(-0.5 * total), -0.5 * total, np.exp(log_prior - total))
+    """Return s, log s and w of the scales τ and the precisions P of the data."""
+    tau = np.exp(np.clip(log_tau, -RANGE, RANGE))
+    s = 1.0 / np.sqrt(tau**-2 + np.exp(log_precision))
+    return Scales(s, np.log(s), (s / tau) ** 2)
+
+
+class Given(NamedTuple):
+    """Standardised others u ``(n, n_others)``, and what they determine: the scales and h − a of the effects ``(n, k)``."""
+
+    u: Array
+    scales: Scales
+    h: Array
 
 
 @dataclass(frozen=True)
@@ -81,33 +89,30 @@ class NonCentring:
     def to_z(self, x: Array) -> Array:
         """Return points ``(n, dim)`` in the new variables."""
         z = x.copy() if self.axes is None else np.asarray(np.linalg.solve(self.axes, x.T).T)
-        u = self.u(z)
-        scales = self.scales(u)
-        z[:, self.effects] = (z[:, self.effects] - self._mean(u, scales)) / scales.s
+        given = self.given(z)
+        z[:, self.effects] = (z[:, self.effects] - self._mean(given)) / given.scales.s
         return z
 
-    def to_x(self, z: Array) -> tuple[Array, Array]:
-        """Return points in the old variables, and log |dx/dz| ``(n,)``."""
-        u = self.u(z)
-        scales = self.scales(u)
+    def to_x(self, z: Array, given: Given | None = None) -> Array:
+        """Return points in the old variables."""
+        given = given or self.given(z)
         y = z.copy()
-        y[:, self.effects] = self._mean(u, scales) + scales.s * z[:, self.effects]
-        return (y if self.axes is None else y @ self.axes.T), self.log_determinant(z)
+        y[:, self.effects] = self._mean(given) + given.scales.s * z[:, self.effects]
+        return y if self.axes is None else y @ self.axes.T
 
-    def log_determinant(self, z: Array) -> Array:
+    def log_determinant(self, z: Array, given: Given | None = None) -> Array:
         """Return log |dx/dz| ``(n,)`` at points in the new variables."""
         volume = 0.0 if self.axes is None else float(np.linalg.slogdet(self.axes)[1])
-        total: Array = self.scales(self.u(z)).log_s.sum(axis=1) + volume
+        total: Array = (given or self.given(z)).scales.log_s.sum(axis=1) + volume
         return total
 
-    def gradient(self, z: Array, gradient: Array) -> Array:
+    def gradient(self, z: Array, gradient: Array, given: Given | None = None) -> Array:
         """Return the gradient of the log density of z, from that of x in x."""
-        u = self.u(z)
-        scales = self.scales(u)
+        u, scales, h = given or self.given(z)
         found = gradient.copy() if self.axes is None else gradient @ self.axes
         slope = found[:, self.effects]
         # d log s / d log τ = w,  dw / d log τ = −2w(1 − w)
-        shift = features(u, self.products) @ self.mean[2:] - self.mean[1]
+        shift = h - self.mean[1]
         along = slope * (scales.s * z[:, self.effects] - 2.0 * (1.0 - scales.w) * shift) + 1.0
         by_feature = (slope * scales.w) @ self.mean[2:].T
         by_scale, by_size = np.split((along * scales.w) @ self.log_scale[1:].T, 2, axis=1)
@@ -119,20 +124,18 @@ class NonCentring:
         found[:, self.others] += by_u / self.spread
         return found
 
-    def _mean(self, u: Array, scales: Scales) -> Array:
+    def _mean(self, given: Given) -> Array:
         """Return m = a + (1 − w)(d − a) + w(h(u) − a)."""
-        h = features(u, self.products) @ self.mean[2:]
-        mean: Array = self.mean[0] + (1.0 - scales.w) * self.mean[1] + scales.w * h
+        w = given.scales.w
+        mean: Array = self.mean[0] + (1.0 - w) * self.mean[1] + w * given.h
         return mean
 
-    def u(self, y: Array) -> Array:
-        """Return the standardised others ``(n, n_others)`` of points in either variables."""
+    def given(self, y: Array) -> Given:
+        """Return the standardised others of points in either variables, and what they determine."""
         u: Array = (y[:, self.others] - self.centre) / self.spread
-        return u
-
-    def scales(self, u: Array) -> Scales:
-        """Return the scales at u."""
-        return scales_of(self.log_scale[0] + np.hstack([u, size(u)]) @ self.log_scale[1:], self.log_precision)
+        log_tau = self.log_scale[0] + np.hstack([u, size(u)]) @ self.log_scale[1:]
+        h = features(u, self.products) @ self.mean[2:]
+        return Given(u, scales_of(log_tau, self.log_precision), h)
 
 
 def size(u: Array) -> Array:
@@ -170,15 +173,16 @@ class NonCentredPoints(Population):
 def non_centred(change: NonCentring, population: Any, density: Density[Any]) -> tuple[NonCentredPoints, Density[Any]]:
     """Return a population and its density in the new variables, for a kernel to move."""
 
-    def points(z: Array, here: Any, log_determinant: Array) -> NonCentredPoints:
-        slope = change.gradient(z, here.gradient)
+    def points(z: Array, here: Any, given: Given) -> NonCentredPoints:
+        slope = change.gradient(z, here.gradient, given)
         # Trajectories are reversible for any force that depends only on the position
-        return NonCentredPoints(z, here, log_determinant, np.where(np.isfinite(slope), slope, 0.0))
+        slope = np.where(np.isfinite(slope), slope, 0.0)
+        return NonCentredPoints(z, here, change.log_determinant(z, given), slope)
 
     def at(z: Array, rng: np.random.Generator) -> NonCentredPoints:
         with np.errstate(over="ignore", invalid="ignore"):  # far out, on a trajectory that diverges
-            x, log_determinant = change.to_x(z)
-            return points(z, density(x, rng), log_determinant)
+            given = change.given(z)
+            return points(z, density(change.to_x(z, given), rng), given)
 
     z = change.to_z(population.x)
-    return points(z, population, change.log_determinant(z)), at
+    return points(z, population, change.given(z)), at
