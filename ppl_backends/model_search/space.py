@@ -184,6 +184,8 @@ def _members(names: tuple[str, ...], always: Bits, groups: dict[str, list[str]])
                 if where in group_of:
                     raise ModelError(f"groups: {column!r} is in {group_of[where]!r} and in {label!r}")
                 group_of[where] = label
+        if label in names and group_of.get(names.index(label)) != label:
+            raise ModelError(f"groups: {label!r} is a column that is not in this group; give the group another name")
     found: dict[str, list[int]] = {}
     for j, name in enumerate(names):
         if not always[j]:

@@ -287,6 +287,7 @@ def test_models_are_listed_by_probability():
         ({"y": np.where(Y > 0, "yes", "no")}, "y has values that are not numbers; code classes as 0 and 1"),
         ({"y": Y[:5]}, r"y has shape \(5,\); expected"),
         ({"groups": {"g": []}}, "'g' is empty"),
+        ({"groups": {"x2": ["x0", "x1"]}}, "'x2' is a column that is not in this group"),
         (
             {"X": np.tile(X, 9)[:, :25], "method": "enumerate"},
             r"2\^25 models are too many, because 2\^24 take 1.6 GB; use method='smc'",
