@@ -48,7 +48,7 @@ for level, colour in ((-1, "C0"), (0, "C1"), (1, "C2")):
     eta = posterior["Intercept"].to_numpy().ravel()[:, None] + posterior[glucose].to_numpy().ravel()[:, None] * at
     chance = 1 / (1 + np.exp(-eta - level * posterior[mass].to_numpy().ravel()[:, None]))
     axes[1].fill_between(at, *np.quantile(chance, [0.05, 0.95], axis=0), color=colour, alpha=0.3)
-    axes[1].plot(at, chance.mean(0), color=colour, label=f"{level:+d} sd")
+    axes[1].plot(at, chance.mean(0), color=colour, label=f"{level:+d} sd" if level else "mean")
 axes[1].set(xlabel=f"{glucose} (standard deviations)", ylabel="P(diabetes)", ylim=(0, 1))
 axes[1].legend(title=mass)
 plt.show()

@@ -75,9 +75,10 @@ figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
 for place, idata in enumerate((smc, tempering)):
     shares = narrow(idata).mean(axis=1)
     axes[0].scatter(place + np.linspace(-0.15, 0.15, len(shares)), shares, color=f"C{place}")
-axes[0].axhline(SHARES[1], color="0.6", linestyle="--")
+axes[0].axhline(SHARES[1], color="0.6", linestyle="--", label="exact share")
 axes[0].set(xlim=(-0.5, 1.5), ylim=(-0.03, 1.03), xticks=[0, 1], xticklabels=["SMC", "tempering"])
 axes[0].set(title="share of the narrow mode, by run")
+axes[0].legend(loc="lower right")
 axes[1].plot(tempering.posterior["x"].values[0, :400, 0], color="C1", linewidth=0.8)
 axes[1].set(xlabel="scan", title="first coordinate at β = 1")
 stats = tempering.sample_stats
