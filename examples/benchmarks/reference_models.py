@@ -124,8 +124,7 @@ def closed_forms():
         )
     # The path begins where all modes are: at the prior, or without one at a wide Gaussian.
     starts = {name: "prior" for name in ("eggbox-2", "shells-2", "shells-10")}
-    for name, dim, sd in (("forty_gaussians-2", 2, 25.0), ("many_well-32", 32, 1.5)):
-        starts[name] = GaussianApproximation(np.zeros(dim), cholesky=np.full(dim, sd))
+    starts["many_well-32"] = GaussianApproximation(np.zeros(32), cholesky=np.full(32, 1.5))
     for name, start in starts.items():
         found[name] = replace(found[name], options={"smc": {"initial": start}, "tempering": {"initial": start}})
     return found

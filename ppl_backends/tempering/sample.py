@@ -171,7 +171,7 @@ def sample_tempering(
     evidence = _evidence(path, run, stones)
     lost = _lost(path, run, evidence, check_rng)
     found = diagnose(run, evidence, stones, lost)
-    said = reasons(run, found, target.names)
+    said = reasons(run, found, target.names, tune)
     by_mode = None if said or not run.complete else _by_mode(path, run, check_rng)
     if by_mode is not None and not agrees(evidence, by_mode.evidence):
         said.append(disagreement_by_mode(evidence, by_mode.evidence))

@@ -18,6 +18,7 @@ from ppl_backends.tempering.barrier import Barrier
 from ppl_backends.tempering.evidence import SteppingStones
 from ppl_backends.tempering.run import Run
 
+_FEWEST_TUNED = 20  # scans, before which the states are still on their way from the reference
 _FEWEST_TRIPS = 20  # round trips of all chains
 _FEWEST_SWAPS = 0.03  # acceptance rate of the worst pair of temperatures
 _UNSTABLE, _UNSTABLE_BY = 0.25, 1.0  # relative and absolute change of Λ between the halves of the draws
@@ -51,9 +52,15 @@ class Diagnostics(NamedTuple):
     lost: LostMode | None
 
 
-def reasons(run: Run, found: Diagnostics, names: Sequence[str]) -> list[str]:
-    """Return the reasons not to trust draws and evidence; empty if there are none."""
-    said = _of_swaps(run, found) + _of_draws(run, found, names) + _of_evidence(found)
+def reasons(run: Run, found: Diagnostics, names: Sequence[str], tune: int) -> list[str]:
+    """Return the reasons not to trust draws and evidence after ``tune`` scans of tuning; empty if there are none."""
+    said: list[str] = []
+    if tune < _FEWEST_TUNED:
+        said.append(
+            f"{tune} scans of tuning, fewer than {_FEWEST_TUNED}, leave draws of the reference among those of the posterior: "
+            "increase tune"
+        )
+    said += _of_swaps(run, found) + _of_draws(run, found, names) + _of_evidence(found)
     if found.lost is not None:
         said.append(lost_mode_reason(found.lost, names))
     return said + reasons_of_undefined(run.undefined, "at beta = 1")

@@ -289,6 +289,12 @@ def test_few_round_trips_are_named():
         run(two_modes(10), draws=30, tune=60, chains=2, random_seed=1)
 
 
+def test_draws_without_tuning_are_named():
+    with pytest.warns(SamplerWarning, match="0 scans of tuning, fewer than 20, leave draws of the reference"):
+        _, attrs = run(Conjugate(2, 1.0).target(), draws=200, tune=0, random_seed=1)
+    assert attrs["log_evidence_trusted"] == 0
+
+
 def test_an_interrupted_run_returns_its_draws():
     class Stops(Conjugate):
         calls = 0
