@@ -4,6 +4,7 @@ import pickle
 from contextlib import suppress
 
 import numpy as np
+import pymc as pm
 import pytest
 from scipy import sparse, stats
 from scipy.integrate import trapezoid
@@ -161,8 +162,6 @@ def test_marginals_of_some_coordinates(fitted):
 
 
 def test_hyper_parameters_found_in_a_model(fitted):
-    import pymc as pm
-
     with pm.Model() as model:
         log_tau = pm.Normal("log_tau", 1, 1)
         rate = pm.Normal("rate", 1, pm.math.exp(-0.5 * log_tau), shape=len(COUNTS))
@@ -182,7 +181,6 @@ RETURNS = np.exp(0.4 * RNG.normal(size=8))[GROUP] * RNG.normal(size=48)
 
 def volatilities(likelihood):
     """Log variances of eight groups, with a likelihood of a kind of its own."""
-    import pymc as pm
     import pytensor.tensor as pt
 
     with pm.Model() as model:
@@ -394,3 +392,33 @@ def test_a_walk_with_outliers_has_means_within_its_data_or_is_refused():
         with suppress(ModelError):
             q = pb.fit_inla(pb.LatentGaussian(precision, sites), progressbar=False)
             assert np.all(np.abs(q.mean) < np.abs(y).max())
+
+
+@pytest.mark.slow
+def test_areas_in_pymc_are_those_of_matrices():
+    """Besag, York and Mollié's model of 2 × 4 areas: pm.ICAR's sum is nearly zero, that of the matrices is zero."""
+    rng, n = np.random.default_rng(4), 8
+    line = [sparse.diags_array([1.0, 1.0], offsets=[-1, 1], shape=(k, k)) for k in (4, 2)]
+    neighbours = sparse.kronsum(*line).toarray()
+    y = rng.poisson(np.exp(1.0 + 0.6 * rng.normal(size=n)))
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd", 1, shape=2)
+        level, own = pm.Normal("level", 0, 2), pm.Normal("own", 0, 1, shape=n)
+        shared = pm.ICAR("shared", W=neighbours.astype(int))
+        pm.Poisson("y", pm.math.exp(level + sd[0] * own + sd[1] * shared), observed=y)
+    structure = sparse.csc_array(np.diag(neighbours.sum(axis=1)) - neighbours)
+    parts = sparse.eye_array(n), structure
+    matrices = pb.LatentGaussian(
+        lambda phi: sparse.block_diag([[[0.25]], *(np.exp(-2 * p) * part for p, part in zip(phi, parts, strict=True))]),
+        Poisson(y),
+        design=sparse.hstack([np.ones((n, 1)), parts[0], parts[0]]),
+        constraints=np.r_[np.zeros(n + 1), np.ones(n)],
+        hyper_start=[0.0, 0.0],
+        hyper_prior=lambda phi: (np.log(2) + stats.norm.logpdf(np.exp(phi)) + phi).sum(),
+    )
+    q, of_matrices = quiet(model), quiet(matrices)
+    assert q.converged
+    assert of_matrices.converged
+    place = chosen(["sd_log__[0]", "sd_log__[1]", "level"], q.names)
+    np.testing.assert_allclose(q.mean[place], of_matrices.mean[:3], atol=0.01)
+    np.testing.assert_allclose(q.sd[place], of_matrices.sd[:3], rtol=0.01)
