@@ -255,7 +255,7 @@ def _few_independent_draws(figures: Figures) -> list[str]:
         return []
     return [
         f"the draws are worth {ess:.0f} independent ones, fewer than {FEWEST_INDEPENDENT:.0f}, so the Monte Carlo error of a "
-        f"posterior mean or sd is {100 / ess**0.5:.0f} % of the sd: increase draws"
+        f"posterior mean or sd on the unconstrained scale is {100 / ess**0.5:.0f} % of the sd: increase draws"
     ]
 
 
