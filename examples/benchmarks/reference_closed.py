@@ -161,6 +161,13 @@ def funnel(dim):
     return joint(dim, density), 0.0
 
 
+def funnel_draws(dim, seed):
+    """Independent draws ``(4, 1000, dim)`` of Neal's funnel."""
+    rng = np.random.default_rng(seed)
+    v = 3 * rng.standard_normal((4, 1000, 1))
+    return np.concatenate([v, np.exp(v / 2) * rng.standard_normal((4, 1000, dim - 1))], axis=2)
+
+
 def mixture(log_components, draws_of):
     """A target from log densities and scores of the components, of equal weight; see the callers."""
 

@@ -50,6 +50,9 @@ class Run:
         self.target, self._draws = pb.as_target(made), None
         self.nuts = problem.family == "posteriordb"
         self.label = "4 × 1000 draws of nutpie" if self.nuts else "4 × 600 draws of sample_mcmc"
+        if problem.draws is not None:
+            x = problem.draws(seed)
+            self._draws, self.label = ({"x": x}, x), "4 × 1000 independent draws"
 
     @property
     def draws(self):

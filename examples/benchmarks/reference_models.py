@@ -41,6 +41,8 @@ class Problem:
         Options of the methods, by method.
     prior_integral : float, optional
         Log integral of the prior as written, where it is known.
+    draws : callable, optional
+        ``seed -> (chain, draw, dim)``, independent draws of the posterior.
     """
 
     family: str
@@ -53,6 +55,7 @@ class Problem:
     dim: int = 0
     options: dict = field(default_factory=dict)
     prior_integral: float | None = None
+    draws: Callable | None = None
 
 
 def words(text):
@@ -122,6 +125,9 @@ def closed_forms():
         found[name] = Problem(
             "normalising constant", partial(make, *arguments), of(make, *arguments), dict, ("exact", "smc", "tempering")
         )
+    found["funnel-100"] = replace(
+        found["funnel-100"], methods=("exact", "bridge"), draws=partial(closed.funnel_draws, 100)
+    )
     # The path begins where all modes are: at the prior, or without one at a wide Gaussian.
     starts = {name: "prior" for name in ("eggbox-2", "shells-2", "shells-10")}
     starts["many_well-32"] = GaussianApproximation(np.zeros(32), cholesky=np.full(32, 1.5))

@@ -44,6 +44,7 @@ _VISITED = 1024  # states at all temperatures that the search for lost modes sta
 
 
 @checked(
+    draws=integer(2),
     tune=integer(0),
     initial=approximation("prior", "auto", "laplace", "ep", "vi"),
     kernel=choice("auto", *KERNELS),

@@ -317,6 +317,8 @@ def test_options_out_of_range_are_refused_in_one_line():
         sample_tempering(target, temperatures=1)
     with pytest.raises(ModelError, match="kernel='nuts'"):
         sample_tempering(target, kernel="nuts")
+    with pytest.raises(ModelError, match="draws=1: expected an integer of at least 2"):  # both halves are looked at
+        sample_tempering(target, draws=1)
 
 
 def test_moves_are_measured_without_the_swaps():
