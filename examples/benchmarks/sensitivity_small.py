@@ -1,4 +1,4 @@
-"""Sensitivity of small models whose prior contradicts the data, against refits: a table of ``docs/methods/sensitivity.md``.
+"""Sensitivity of small models whose prior contradicts the data, against refits: tables of ``docs/methods/sensitivity.md``.
 
 For each model the component is the one whose weights have the largest Pareto k at the first seed. Draws by several seeds are
 moved to the powers 0.8 and 1.25 of it and compared with one refit at that power with 8,000 draws. z is the difference divided
@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +24,19 @@ import ppl_backends as pb
 POWERS = (0.8, 1.25)
 
 
-def location():
-    """Return three normal observations near 35 with a N(0, 1) prior of their mean and a narrow one of their spread."""
+def location(far=1.0):
+    """Return three normal observations near 35, or farther, with a N(0, 1) prior of their mean and a narrow prior of sd."""
     with pm.Model() as model:
         mu, sigma = pm.Normal("mu", 0, 1), pm.LogNormal("sigma", 0.5, 0.05)
-        pm.Normal("y", mu, sigma, observed=[34.0, 35.0, 37.5])
+        pm.Normal("y", mu, sigma, observed=far * np.array([34.0, 35.0, 37.5]))
     return model
 
 
-def counts():
-    """Return a Poisson count of 200 with a rate whose prior has mean 2 and standard deviation 0.3."""
+def counts(prior=20, count=200):
+    """Return one Poisson count with a rate whose prior has mean 2."""
     with pm.Model() as model:
-        rate = pm.Gamma("rate", 40, 20)
-        pm.Poisson("y", rate, observed=[200])
+        rate = pm.Gamma("rate", 2 * prior, prior)
+        pm.Poisson("y", rate, observed=[count])
     return model
 
 
@@ -50,9 +51,9 @@ def regression():
     return model
 
 
-def hierarchical():
+def hierarchical(far=1.0):
     """Return eight groups far apart with a prior of their spread that expects one unit."""
-    y = np.array([-90.0, 120.0, 30.0, 180.0, -140.0, 70.0, 20.0, -30.0])
+    y = far * np.array([-90.0, 120.0, 30.0, 180.0, -140.0, 70.0, 20.0, -30.0])
     with pm.Model() as model:
         mu, tau = pm.Normal("mu", 0, 20), pm.HalfNormal("tau", 1)
         theta = pm.Normal("theta", mu, tau, shape=8)
@@ -60,27 +61,53 @@ def hierarchical():
     return model
 
 
-def survival():
+def survival(shape_sd=0.07, scale_mean=1.0, scale_sd=0.04):
     """Return ten Weibull times whose scale contradicts its prior."""
     y = 30 * np.random.default_rng(4).weibull(3.0, size=10)
     with pm.Model() as model:
-        shape, scale = pm.LogNormal("shape", 1, 0.07), pm.LogNormal("scale", 1, 0.04)
+        shape, scale = pm.LogNormal("shape", 1, shape_sd), pm.LogNormal("scale", scale_mean, scale_sd)
         pm.Weibull("y", shape, scale, observed=y)
     return model
 
 
-def overdispersed():
-    """Return ten negative binomial counts near 500, where the prior of the log rate is N(0, 0.17²)."""
+def overdispersed(a_sd=0.17, prior=20):
+    """Return ten negative binomial counts near 500, with a narrow prior of the log rate."""
     rng = np.random.default_rng(5)
     x = rng.normal(size=10)
     y = rng.negative_binomial(4, 4 / (4 + np.exp(6.2 + 0.5 * x)))
     with pm.Model() as model:
-        a, b, alpha = pm.Normal("a", 0, 0.17), pm.Normal("b", 0, 1), pm.Gamma("alpha", 40, 20)
+        a, b, alpha = pm.Normal("a", 0, a_sd), pm.Normal("b", 0, 1), pm.Gamma("alpha", 2 * prior, prior)
         pm.NegativeBinomial("y", mu=pm.math.exp(a + b * x), alpha=alpha, observed=y)
     return model
 
 
-MODELS = {
+def waiting():
+    """Return eight exponential times near 16 with a rate whose prior has mean 10 and standard deviation 0.5."""
+    with pm.Model() as model:
+        rate = pm.Gamma("rate", 400, 40)
+        pm.Exponential("y", rate, observed=[8.0, 14.0, 25.0, 11.0, 19.0, 9.0, 30.0, 12.0])
+    return model
+
+
+def deviations():
+    """Return six normal observations near ±50 with a prior of their standard deviation that expects one."""
+    with pm.Model() as model:
+        sigma = pm.LogNormal("sigma", 0, 0.05)
+        pm.Normal("y", 0, sigma, observed=[38.0, -48.0, 60.0, -32.0, 42.0, 54.0])
+    return model
+
+
+def rates():
+    """Return a Poisson regression of twenty counts near 50 with a prior of scale 0.08."""
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=20)
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 0.08, shape=2)
+        pm.Poisson("y", pm.math.exp(b[0] + b[1] * x), observed=rng.poisson(np.exp(4 + 0.8 * x)))
+    return model
+
+
+MILD = {
     "normal mean and sd, 3 rows": location,
     "Poisson rate, 1 row": counts,
     "logistic regression, 3 coefficients, 300 rows": regression,
@@ -88,6 +115,17 @@ MODELS = {
     "Weibull shape and scale, 10 rows": survival,
     "negative binomial regression, 10 rows": overdispersed,
 }
+STRONG = {
+    "normal mean and sd, 3 rows near 70": partial(location, 2.0),
+    "Poisson rate, count of 300": partial(counts, 40, 300),
+    "hierarchical normal, 8 groups, three times as far": partial(hierarchical, 3.0),
+    "Weibull, narrower priors": partial(survival, 0.05, 0.0, 0.1),
+    "negative binomial regression, narrower priors": partial(overdispersed, 0.08, 80),
+    "exponential rate, 8 rows": waiting,
+    "normal sd, 6 rows": deviations,
+    "Poisson regression, 20 rows": rates,
+}
+MODELS = MILD | STRONG
 
 
 def refit(target, component, power):
