@@ -27,13 +27,14 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.heated import Region, region_when_heated
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.modes import beyond
 from ppl_backends.approximations.newton import modes_above
 from ppl_backends.approximations.resolve import has_one_mode, one_mode_given_few
 from ppl_backends.approximations.wide_modes import mass_around
 from ppl_backends.numerics.gaps import modes
-from ppl_backends.numerics.weights import effective_sample_size
+from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, systematic_resampling
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
 SMALLEST_SHARE = 0.01  # of the evidence
@@ -51,6 +52,8 @@ _SCALES = 2.0 ** np.arange(1.0, -5.5, -0.5)
 _FIRST_ROUND, _LARGEST_FIRST_ROUND = 16, 2**15  # times the weighted points, and at most, whatever they cost
 _ALL_ROUNDS, _LARGEST_OF_ALL = 128, 2**20
 _SECONDS = 1.0  # on the processor, which no round but the first is expected to exceed
+HEATED_ROWS = 256  # points of one call
+_HEATED_FROM = 2048  # draws
 _SPREADS, _SLIGHTLY = 10.0, 0.05  # a draw is clearly denser than others of its scale: times their spread, and in nats
 
 
@@ -127,6 +130,8 @@ def find_missed_mode(
     most = 0 if is_of_target and one_mode_given_few(approximation) else _ALL_ROUNDS * len(points)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         missed = _missed_around(target, draws.groups(), points, log_weights, rows, rng)
+        if missed is None and most and approximation is not None:  # draws of the prior are wide
+            missed = _missed_when_heated(target, points, log_weights, rng)
         if missed is not None:
             return missed
         for n in _rounds(len(points), min(most, _LARGEST_OF_ALL)):
@@ -228,6 +233,38 @@ def _missed_around(
             missed.append(_too_few(log_mass, beyond(points, own), around, points, log_weights))
     widest = largest(missed)
     return None if widest is None else widest._replace(wide=True)
+
+
+def _missed_when_heated(
+    target: BaseTarget, points: Array, log_weights: Array, rng: np.random.Generator
+) -> LostMode | None:
+    """Return a region that heated draws find, if the weighted points represent too little of its mass."""
+    weights, log_mean = normalised_weights(log_weights)
+    draws = points[systematic_resampling(weights, _HEATED_FROM, rng)]
+    region = region_when_heated(target.log_density, draws, HEATED_ROWS, rng)
+    if region is None:
+        return None
+    there = region.contains(points)
+    held, effective = float(weights[there].sum()), effective_sample_size(log_weights[there]) if there.any() else 0.0
+    return missed_region(region, held, effective, log_mean, points)
+
+
+def missed_region(
+    region: Region, held: float, effective: float, log_evidence: float, points: Array, known: bool = False
+) -> LostMode | None:
+    """Return a region as a mode if draws, of which this effective number hold a share there, miss a part of its mass.
+
+    Unless their share is ``known`` up to that number, they also miss it if many would be there, and few decide the share.
+    """
+    mass = float(np.exp(min(region.log_mass - log_evidence, 300.0)))
+    share = mass / (1.0 + mass - held)
+    few = effective < _FEWEST_INSIDE and share * len(points) > _EXPECTED * _FEWEST_INSIDE
+    unknown = few and not known
+    error = np.hypot(share * (1.0 - share) * region.error, 0.0 if unknown else held * max(effective, 1.0) ** -0.5)
+    if share <= SMALLEST_SHARE or (share - held <= max(SMALLEST_SHARE, _ERRORS * error) and not unknown):
+        return None
+    mean = region.gaussian.mean
+    return LostMode(share, mean, farthest(mean, points), held, region.gaussian, wide=True)
 
 
 def _too_few(

@@ -25,9 +25,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.heated import region_when_heated
 from ppl_backends.approximations.missed_modes import (
     DENSER,
     EACH,
+    HEATED_ROWS,
     ITERATIONS,
     SMALLEST_SHARE,
     TIMES,
@@ -36,6 +38,7 @@ from ppl_backends.approximations.missed_modes import (
     farthest,
     largest,
     log_mass_of,
+    missed_region,
 )
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.modes import beyond
@@ -51,7 +54,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Index
 from ppl_backends.targets.wrapped import WrappedTarget
 
 _SUSPECT = 1.5  # ratio of the gradient's rise to the rise of the density; two for a Gaussian
-_COOLED = 0.5  # of the run's evaluations
+_COOLED, _HEATED = 0.5, 0.1  # of the run's evaluations, most
 _ERRORS = 3.0  # standard errors of the share that particles represent
 
 
@@ -97,6 +100,30 @@ def find_lost_mode(
         climbs = modes_above(end, starts, ITERATIONS)
         found = [_missed(end, mode, last, log_evidence, rng, lineages) for mode in climbs]
     return largest(found)
+
+
+def find_lost_region(
+    path: TemperingPath,
+    runs: Sequence[Seen],
+    log_evidence: float,
+    rng: np.random.Generator,
+    evaluations: float,
+    lineages: Index,
+) -> LostMode | None:
+    """Return a region outside of the last particles that heated ones find, if too few of the last ones are there.
+
+    The arguments are those of :func:`find_lost_mode`.
+    """
+    if not can_be_sought(path.target) or path.target.log_concave:
+        return None
+    last = np.concatenate([run.x for run in runs])
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        region = region_when_heated(path.log_density, last, HEATED_ROWS, rng, _HEATED * evaluations)
+    if region is None:
+        return None
+    there = region.contains(last)
+    effective = effective_lineages(lineages[there]) if there.any() else 0.0
+    return missed_region(region, float(there.mean()), effective, log_evidence, last, known=True)
 
 
 class _EndOfPath(WrappedTarget):

@@ -48,7 +48,7 @@ from ppl_backends.smc.health import (
     split_finished,
     warn_if_distrusted,
 )
-from ppl_backends.smc.lost_modes import find_lost_mode, with_lost_mode
+from ppl_backends.smc.lost_modes import find_lost_mode, find_lost_region, with_lost_mode
 from ppl_backends.smc.moves import move_settings
 from ppl_backends.smc.path import BridgePath, TemperingPath
 from ppl_backends.smc.polya_gamma import TemperedPolyaGamma
@@ -378,6 +378,7 @@ class _Call(NamedTuple):
         lineages = np.concatenate([k * self.draws + run.lineage.ancestor for k, run in enumerate(runs)])
         log_evidence, evaluations = figures.evidence.log_evidence, self._evaluations(figures)
         lost = find_lost_mode(self.path, runs, log_evidence, rows, rng, evaluations, lineages)
+        lost = find_lost_region(self.path, runs, log_evidence, rng, evaluations, lineages) if lost is None else lost
         return self._missed_mode(weighted, rng) if lost is None and weighted else lost
 
     def _missed_mode(self, weighted: Sequence[tuple[Array, Array]], rng: np.random.Generator) -> LostMode | None:

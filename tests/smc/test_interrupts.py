@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import parent_process
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ class Held(FunctionTarget):
     some seconds after the signal, as in long compiled code.
     """
 
-    def __init__(self, marker, mark=10, hold=3, stall=""):  # the first calls may be the parent's
+    def __init__(self, marker, mark=10, hold=3, stall=""):
         known = conjugate_gaussian(3)
         vars(self).update(vars(known.target))
         self.marker, self.mark, self.hold, self.stall, self.known, self.calls = marker, mark, hold, stall, known, 0
@@ -62,6 +63,8 @@ class Held(FunctionTarget):
         return Held, (self.marker, self.mark, self.hold, self.stall)
 
     def evaluate(self, x, gradient=False):
+        if parent_process() is None:  # searches after the run
+            return self.known.target.evaluate(x, gradient)
         if self.calls == self.mark:
             with open(self.marker, "a") as file:
                 file.write("x")
