@@ -166,18 +166,18 @@ def choose_learning_rate(
     if fit == "smc" and method != "cross-validation":
         raise ModelError(f"method={method!r} takes fit='vi' or 'ep'; SMC gives cross-validation")
     fold_rng, smc_rng = spawn_generators(random_seed, 2)
-    pareto_k = np.full(len(rates), np.nan)
+    pareto_k, failed = np.full(len(rates), np.nan), np.zeros(len(rates), dtype=np.intp)
     if certified:
-        criterion = _bounds(posterior, rates, fit, family, certificate, stop=method == "annealing")
+        criterion = _bounds(posterior, rates, fit, family, certificate, failed, stop=method == "annealing")
         error = np.full(len(rates), np.nan)
     else:
         pieces = _folds(posterior, folds, fold_rng)
         if method == "safe-bayes":
-            table = _safe_bayes(posterior, rates, pieces, fit, family)
+            table = _safe_bayes(posterior, rates, pieces, fit, family, failed)
         elif fit == "smc":
             table, pareto_k = _by_reweighting(posterior, rates, pieces, draws, smc_rng)
         else:
-            table = (_by_cavities if fit == "ep" else _by_refits)(posterior, rates, pieces, family)
+            table = (_by_cavities if fit == "ep" else _by_refits)(posterior, rates, pieces, family, failed)
         criterion, error = table.mean(axis=0), table.std(axis=0, ddof=1) / len(table) ** 0.5
     criterion = np.where(np.isnan(criterion), np.inf, criterion)
     best = int(np.argmin(criterion))
@@ -188,6 +188,13 @@ def choose_learning_rate(
             f"the weights that leave a fold out of the particles at λ = {rates[best]:.4g} have Pareto k "
             f"{pareto_k[best]:.2f}: use more folds or fit='vi'",
             SamplerWarning,
+            stacklevel=user_level(),
+        )
+    if failed[best]:
+        warnings.warn(
+            f"{failed[best]} of the fits by variational inference at the chosen learning rate {rates[best]:.4g} did not "
+            "converge, so the choice may be another: check it by fit='ep' or 'smc'",
+            ApproximationWarning,
             stacklevel=user_level(),
         )
     chosen = posterior.with_learning_rate(rates[best])._tuned(
@@ -300,10 +307,10 @@ def _fit(posterior: GibbsPosterior, fit: str, family: str) -> Any:
     return fixed_point(posterior)
 
 
-def _annealed(posterior: GibbsPosterior, rates: Array, fit: str, family: str) -> Iterator[Any]:
-    """Yield a fit at every rate, computed on request; None if EP did not converge."""
+def _annealed(posterior: GibbsPosterior, rates: Array, fit: str, family: str, failed: Index) -> Iterator[Any]:
+    """Yield a fit at every rate, computed on request; None if EP did not converge. VI that did not counts as failed."""
     last = None
-    for rate in rates:
+    for column, rate in enumerate(rates):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ApproximationWarning)
             at = posterior.with_learning_rate(rate)
@@ -311,35 +318,38 @@ def _annealed(posterior: GibbsPosterior, rates: Array, fit: str, family: str) ->
                 last = fit_gibbs_vi(at, family=family, initial=last, tolerance=TOLERANCE)
             else:
                 last = _fit(at, fit, family)
+        failed[column] += fit == "vi" and not last.converged
         yield last if last.converged or fit == "vi" else None
 
 
-def _path(posterior: GibbsPosterior, rates: Array, fit: str, family: str) -> list[Any]:
-    """Return a fit at every rate, each starting at the previous one; None if EP did not converge."""
+def _path(posterior: GibbsPosterior, rates: Array, fit: str, family: str, failed: Index) -> list[Any]:
+    """Return a fit at every rate, from the previous one; None if EP did not converge. VI that did not counts as failed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ApproximationWarning)
         if fit == "vi":
-            return list(fit_gibbs_vi_path(posterior, rates.tolist(), family=family, tolerance=TOLERANCE))
+            fits = list(fit_gibbs_vi_path(posterior, rates.tolist(), family=family, tolerance=TOLERANCE))
+            failed += [not q.converged for q in fits]
+            return fits
         fits = [_fit(posterior.with_learning_rate(rate), "ep", family) for rate in rates]
     return [q if q.converged else None for q in fits]
 
 
-def _by_refits(posterior: GibbsPosterior, rates: Array, folds: list[Index], family: str) -> Array:
+def _by_refits(posterior: GibbsPosterior, rates: Array, folds: list[Index], family: str, failed: Index) -> Array:
     """Return held-out risk ``(folds, rates)`` of VI on the other folds."""
     table = []
     for fold in folds:
         rest = posterior.subset(_without(posterior.n, fold))
         held_out = posterior.subset(fold)
-        fits = _path(rest, rates * rest.n / posterior.n, "vi", family)
+        fits = _path(rest, rates * rest.n / posterior.n, "vi", family, failed)
         table.append([prediction_risk(held_out, held_out.scores(q.mean)[0]) for q in fits])
     return np.array(table)
 
 
-def _by_cavities(posterior: GibbsPosterior, rates: Array, folds: list[Index], family: str) -> Array:
+def _by_cavities(posterior: GibbsPosterior, rates: Array, folds: list[Index], family: str, failed: Index) -> Array:
     """Return held-out risk ``(folds, rates)`` of EP with the sites of a fold removed; infinite if that fails."""
     table = np.full((len(folds), len(rates)), np.inf)
     owners = _site_owners(posterior)
-    for column, q in enumerate(_path(posterior, rates, "ep", family)):
+    for column, q in enumerate(_path(posterior, rates, "ep", family, failed)):
         for row, fold in enumerate(folds):
             cavity = None if q is None else _cavity(q, np.asarray(np.isin(owners, fold).any(axis=1)))
             if cavity is not None:
@@ -392,12 +402,12 @@ def _known_k(sample: Any) -> float:
 
 
 def _bounds(
-    posterior: GibbsPosterior, rates: Array, fit: str, family: str, options: dict[str, Any], stop: bool
+    posterior: GibbsPosterior, rates: Array, fit: str, family: str, options: dict[str, Any], failed: Index, stop: bool
 ) -> Array:
     """Return the bound at every rate, with the number of rates in the bound if needed; or up to the first that rises."""
     choices = (*posterior.tuning, TuningRecord("learning rate", "bound", len(rates)))
     bounds = np.full(len(rates), np.inf)
-    fits = (_annealed if stop else _path)(posterior, rates, fit, family)
+    fits = (_annealed if stop else _path)(posterior, rates, fit, family, failed)
     for i, q in enumerate(fits):
         if q is not None:
             bounds[i] = certify(posterior.with_learning_rate(rates[i])._tuned(*choices), q, **options).bound
@@ -406,7 +416,9 @@ def _bounds(
     return bounds
 
 
-def _safe_bayes(posterior: GibbsPosterior, rates: Array, blocks: list[Index], fit: str, family: str) -> Array:
+def _safe_bayes(
+    posterior: GibbsPosterior, rates: Array, blocks: list[Index], fit: str, family: str, failed: Index
+) -> Array:
     """Return mean expected loss of each block under the posterior of the blocks before it ``(blocks, rates)``."""
     if posterior.paired:
         raise ModelError("SafeBayes sums the losses of observations; use cross-validation for pair losses")
@@ -419,7 +431,7 @@ def _safe_bayes(posterior: GibbsPosterior, rates: Array, blocks: list[Index], fi
             fits: list[Any] = [prior.normal] * len(rates)
         else:
             seen = posterior.subset(np.concatenate(blocks[:row]))
-            fits = _path(seen, rates * seen.n / posterior.n, fit, family)
+            fits = _path(seen, rates * seen.n / posterior.n, fit, family, failed)
         new = posterior.subset(block)
         table[row] = [np.inf if q is None else expected_risk(new, q) for q in fits]
     return table

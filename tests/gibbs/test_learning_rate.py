@@ -1,5 +1,7 @@
 """Choosing λ and the scale of the prior."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy.special import logsumexp
@@ -7,7 +9,14 @@ from scipy.special import logsumexp
 import ppl_backends as pb
 from ppl_backends.approximations.ep import fit_ep
 from ppl_backends.errors import ApproximationWarning, ModelError
-from ppl_backends.gibbs import GibbsPosterior, certify, choose_learning_rate, choose_prior_scale, fit_gibbs_vi
+from ppl_backends.gibbs import (
+    GibbsPosterior,
+    certify,
+    choose_learning_rate,
+    choose_prior_scale,
+    fit_gibbs_vi,
+    learning_rate,
+)
 from ppl_backends.gibbs.learning_rate import _cavity, _known_k
 from ppl_backends.numerics.weights import effective_sample_size
 from ppl_backends.smc.ladder import Reweighted
@@ -158,3 +167,13 @@ def test_folds_of_pairs_need_a_row_of_each_class(data):
 def test_scales_of_a_prior_are_positive_numbers(hinge, scales):
     with pytest.raises(ModelError, match="expected a list of positive numbers"):
         choose_prior_scale(hinge, scales)
+
+
+def test_a_choice_from_unfinished_fits_warns(hinge, monkeypatch):
+    unfinished = partial(learning_rate.fit_gibbs_vi_path, max_iterations=1)
+    monkeypatch.setattr(learning_rate, "fit_gibbs_vi_path", unfinished)
+    for method in ("cross-validation", "safe-bayes"):
+        with pytest.warns(
+            ApproximationWarning, match=r"^\d+ of the fits by variational inference at the chosen learning"
+        ):
+            choose_learning_rate(hinge, [400.0, 4000.0], method=method, random_seed=1)
