@@ -50,16 +50,17 @@ class Region(NamedTuple):
 
 
 def region_when_heated(
-    log_density: LogDensity, draws: Array, rows: int, rng: np.random.Generator, evaluations: float = 0.0
+    log_density: LogDensity, draws: Array, rows: int, rng: np.random.Generator, evaluations: float | None = None
 ) -> Region | None:
     """Return the region outside of equally weighted draws ``(n, dim)`` that heated draws find; None if it is not measured.
 
-    ``log_density`` is called with ``rows`` points at once, for as many ``evaluations``, or as take a second on the processor.
+    ``log_density`` is called with ``rows`` points at once, for at most ``evaluations``; None for as many as take a second.
     """
     dim = draws.shape[1]
     if dim > _LARGEST_DIM or len(draws) < rows:
         return None
-    affordable = min(_PARTICLES, max(evaluations, _in_a_second(log_density, draws[:rows])) / _EACH)
+    most = _in_a_second(log_density, draws[:rows]) if evaluations is None else evaluations
+    affordable = min(_PARTICLES, most / _EACH)
     if affordable < _FEWEST_PARTICLES:
         return None
     n = min(-(-int(affordable) // rows), len(draws) // rows) * rows

@@ -54,7 +54,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Index
 from ppl_backends.targets.wrapped import WrappedTarget
 
 _SUSPECT = 1.5  # ratio of the gradient's rise to the rise of the density; two for a Gaussian
-_COOLED, _HEATED = 0.5, 0.1  # of the run's evaluations, most
+_COOLED, _HEATED = 0.5, 0.5  # of the run's evaluations, most
 _ERRORS = 3.0  # standard errors of the share that particles represent
 
 
