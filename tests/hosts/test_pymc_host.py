@@ -128,8 +128,6 @@ def test_variables_and_pointwise_groups_are_chosen(normal):
         ({"keep_warning_stat": True}, "no such statistic"),
         ({"initvals": {"mu": 1.0}}, "starts from a distribution"),
         ({"idata_kwargs": {"coords": {}}}, "known are log_likelihood and log_prior"),
-        ({"compile_kwargs": {"on_unused_input": "ignore"}}, "only mode is known"),
-        ({"compile_kwargs": {"mode": "FAST"}}, "expected 'JAX', 'NUMBA' or 'C'"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(normal, run, said):
@@ -150,6 +148,10 @@ def test_modes_of_pytensor_are_backends():
     assert backend_of({"mode": None}) is None
     assert [backend_of({"mode": name}) for name in ("JAX", "NUMBA", "c", "FAST_RUN")] == ["jax", "numba", "c", "c"]
     assert [backend_of({"mode": get_mode(name)}) for name in ("JAX", "NUMBA", "CVM")] == ["jax", "numba", "c"]
+    with pytest.raises(ModelError, match="only mode is known"):
+        backend_of({"on_unused_input": "ignore"})
+    with pytest.raises(ModelError, match="expected 'JAX', 'NUMBA' or 'C'"):
+        backend_of({"mode": "FAST"})
 
 
 @pytest.mark.parametrize("kind", KINDS)
