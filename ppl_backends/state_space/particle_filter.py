@@ -30,9 +30,8 @@ LOW_ESS, LOW_SHARE = 10.0, 0.02  # a row whose effective sample size is below bo
 MOST_VARIANCE = 3.0  # largest variance of log L̂ without a warning
 MOST_FACTOR = 20.0  # more particles by which the variance is expected to fall as one over their number
 FEW_ANCESTORS = 10
-GROUP_PARTICLES = (
-    2**15
-)  # at least, of the filters in one computation: with fewer, rows take longer than their particles
+# Particles, at least, of the filters in one computation. With fewer, the overhead of a row is longer than its computation.
+GROUP_PARTICLES = 2**15
 PATHS_A_JOB = 25
 
 
