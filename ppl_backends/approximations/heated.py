@@ -24,6 +24,7 @@ from scipy.special import logsumexp
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.modes import beyond
+from ppl_backends.approximations.wide_modes import in_blocks, weighted_gaussian
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights
 from ppl_backends.targets.protocol import Array
@@ -66,7 +67,7 @@ def region_when_heated(
     n = min(-(-int(affordable) // rows), len(draws) // rows) * rows
     labels = modes(draws)
     try:
-        own = [_gaussian(draws[labels == k], 1.0 / np.sum(labels == k)) for k in range(labels.max() + 1)]
+        own = [_gaussian_of(draws[labels == k]) for k in range(labels.max() + 1)]
     except (LinAlgError, ValueError):
         return None
 
@@ -79,7 +80,7 @@ def region_when_heated(
         return None
     rounds, x, value = list[GaussianApproximation](), np.empty((0, dim)), np.empty(0)
     try:
-        around = _gaussian(seen, normalised_weights(log_weights)[0], _WIDER)
+        around = weighted_gaussian(seen, normalised_weights(log_weights)[0], _WIDER)
         for _ in range(_ROUNDS):
             rounds.append(around)
             x = np.concatenate([x, around.sample(_DRAWS * n, rng)])
@@ -87,7 +88,7 @@ def region_when_heated(
             log_q = logsumexp([gaussian.log_density(x) for gaussian in rounds], axis=0) - np.log(len(rounds))
             log_weights = np.where(outside(x), value - log_q, -np.inf)
             weights, log_mass = normalised_weights(log_weights)
-            around = _gaussian(x, weights)
+            around = weighted_gaussian(x, weights)
     except (LinAlgError, ValueError):
         return None
     effective = effective_sample_size(log_weights)
@@ -102,11 +103,8 @@ def _in_a_second(log_density: LogDensity, x: Array) -> float:
     return len(x) / max(time.process_time() - clock, 1e-6)
 
 
-def _gaussian(x: Array, weights: Array | float, widening: float = 1.0) -> GaussianApproximation:
-    """Return the Gaussian with the moments of weighted points, its covariance widened."""
-    shares = np.broadcast_to(weights, len(x))
-    mean = shares @ x
-    return GaussianApproximation(mean, widening * np.atleast_2d(((x - mean).T * shares) @ (x - mean)))
+def _gaussian_of(x: Array) -> GaussianApproximation:
+    return weighted_gaussian(x, np.full(len(x), 1.0 / len(x)))
 
 
 def _heated(log_density: LogDensity, x: Array, rows: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -125,9 +123,3 @@ def _heated(log_density: LogDensity, x: Array, rows: int, rng: np.random.Generat
         seen.append(x)
         weights.append((1.0 - power) * value)
     return np.concatenate(seen), np.concatenate(weights)
-
-
-def in_blocks(log_density: LogDensity, x: Array, rows: int) -> Array:
-    """Return the log density at points ``(n, dim)``, zero density where it is not a number, from calls of ``rows`` points."""
-    value = np.concatenate([log_density(block) for block in np.split(x, len(x) // rows)])
-    return np.where(value < np.inf, value, -np.inf)

@@ -117,14 +117,24 @@ def _from(
 
 def _outside(log_density: Callable[[Array], Array], x: Array, own: GaussianApproximation, rows: int) -> Array:
     """Return the log density outside of an ellipsoid, and zero density within it."""
-    value = np.concatenate([log_density(block) for block in np.split(x, len(x) // rows)])
-    return np.where(beyond(x, own) & (value < np.inf), value, -np.inf)
+    return np.where(beyond(x, own), in_blocks(log_density, x, rows), -np.inf)
 
 
 def _around(own: GaussianApproximation, scaled: Outside) -> GaussianApproximation:
     """Return the Gaussian of weighted draws, or one that only differs in scale from the points' own."""
     dim, x, weights = len(own.mean), scaled.x, scaled.weights
     if 1.0 / (weights @ weights) > _MANY * dim:
-        mean = weights @ x
-        return GaussianApproximation(mean, np.atleast_2d(((x - mean).T * weights) @ (x - mean)))
+        return weighted_gaussian(x, weights)
     return GaussianApproximation(own.mean, float(weights @ (own.whiten(x) ** 2).sum(axis=1)) / dim * own.cov)
+
+
+def weighted_gaussian(x: Array, weights: Array, widening: float = 1.0) -> GaussianApproximation:
+    """Return the Gaussian with the moments of points ``(n, dim)`` of weights ``(n,)``, its covariance widened."""
+    mean = weights @ x
+    return GaussianApproximation(mean, widening * np.atleast_2d(((x - mean).T * weights) @ (x - mean)))
+
+
+def in_blocks(log_density: Callable[[Array], Array], x: Array, rows: int) -> Array:
+    """Return the log density at points ``(n, dim)``, zero density where it is not a number, from calls of ``rows`` points."""
+    value = np.concatenate([log_density(block) for block in np.split(x, len(x) // rows)])
+    return np.where(value < np.inf, value, -np.inf)
