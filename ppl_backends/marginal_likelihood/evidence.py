@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,7 +131,7 @@ def evidence(
     about_draws = checked_draws.reasons
     bridged = call.bridge(mirrored=method == "warp3")
     found = call.chosen(method, bridged, bool(about_draws))
-    missed = _missed_share(draws, target, found.log_evidence, prior_rng)
+    missed = call.missed_share(found.log_evidence, prior_rng)
     reasons = (*about_draws, *found.reasons, *_reason_of_missed(missed, checked_draws.convergence.effective))
     if reasons:
         text = f"evidence by {found.method}: {'; '.join(reasons)}; do not trust this evidence"
@@ -163,7 +165,8 @@ class _Found(NamedTuple):
     choice: str
 
 
-class _Call(NamedTuple):
+@dataclass(frozen=True)
+class _Call:
     """Arguments that all methods of a call share."""
 
     target: BaseTarget
@@ -174,6 +177,11 @@ class _Call(NamedTuple):
     importance_rng: np.random.Generator
     smc_rng: np.random.Generator
     check_rng: np.random.Generator
+
+    @cached_property
+    def start(self) -> Any:
+        """Return the density fitted to all draws."""
+        return fit_start(self.draws.x.reshape(self.draws.n, -1))
 
     def chosen(self, method: str, bridged: Bridged, draws_are_doubtful: bool) -> _Found:
         """Return the estimate of the named method, or of the one that suits the draws."""
@@ -216,12 +224,11 @@ class _Call(NamedTuple):
 
     def _importance(self, bridged: Bridged, why: str) -> _Found:
         """Return importance sampling from the density fitted to all draws."""
-        q = fit_start(self.draws.x.reshape(self.draws.n, -1))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PPLBackendsWarning)  # their texts are among the reasons
             result = sample_importance(
                 self.target,
-                approximation=q,
+                approximation=self.start,
                 draws=max(self.draws.n // _SCRAMBLES, 2),
                 chains=_SCRAMBLES,
                 random_seed=self.importance_rng,
@@ -231,13 +238,26 @@ class _Call(NamedTuple):
 
     def _smc(self, bridged: Bridged, why: str) -> _Found:
         """Return tempering from the Gaussian of the draws."""
-        q = fit_start(self.draws.x.reshape(self.draws.n, -1))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PPLBackendsWarning)
             result = sample_smc(
-                self.target, initial=q, draws=_PARTICLES, chains=_RUNS, random_seed=self.smc_rng, progressbar=False
+                self.target,
+                initial=self.start,
+                draws=_PARTICLES,
+                chains=_RUNS,
+                random_seed=self.smc_rng,
+                progressbar=False,
             )
         return self._of_result(result, "smc", bridged, why)
+
+    def missed_share(self, log_evidence: float, rng: np.random.Generator) -> float:
+        """Return the share of the evidence in regions without draws, from draws of the prior; NaN if it is not looked for."""
+        target = self.target
+        if target.is_estimated or target.dim > _MOST_COORDINATES or not np.isfinite(log_evidence):
+            return float("nan")
+        lowest = float(self.start.log_density(self.draws.x.reshape(self.draws.n, -1)).min())
+        found = share_beyond(target, self.start, lowest, log_evidence, _PRIOR_POINTS, rng)
+        return float("nan") if found is None else found
 
     def _of_result(self, result: Any, method: str, bridged: Bridged, why: str) -> _Found:
         """Return the evidence of a run of this package with reasons for distrust; compare it with a sound bridge."""
@@ -280,16 +300,6 @@ def _distrust_of_bridge(bridged: Bridged, compare: bool = True) -> list[str]:
             "follow this density"
         )
     return reasons
-
-
-def _missed_share(draws: Draws, target: BaseTarget, log_evidence: float, rng: np.random.Generator) -> float:
-    """Return the share of the evidence in regions without draws, from draws of the prior; NaN if it is not looked for."""
-    if target.is_estimated or target.dim > _MOST_COORDINATES or not np.isfinite(log_evidence):
-        return float("nan")
-    x = draws.x.reshape(draws.n, -1)
-    q = fit_start(x)
-    found = share_beyond(target, q, float(q.log_density(x).min()), log_evidence, _PRIOR_POINTS, rng)
-    return float("nan") if found is None else found
 
 
 def _reason_of_missed(share: float, effective: float) -> list[str]:
