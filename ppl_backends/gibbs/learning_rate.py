@@ -166,18 +166,18 @@ def choose_learning_rate(
     if fit == "smc" and method != "cross-validation":
         raise ModelError(f"method={method!r} takes fit='vi' or 'ep'; SMC gives cross-validation")
     fold_rng, smc_rng = spawn_generators(random_seed, 2)
-    pareto_k, failed = np.full(len(rates), np.nan), np.zeros(len(rates), dtype=np.intp)
+    pareto_k, fitter = np.full(len(rates), np.nan), _Fitter(fit, family, np.zeros(len(rates), dtype=np.intp))
     if certified:
-        criterion = _bounds(posterior, rates, fit, family, certificate, failed, stop=method == "annealing")
+        criterion = _bounds(posterior, rates, fitter, certificate, stop=method == "annealing")
         error = np.full(len(rates), np.nan)
     else:
         pieces = _folds(posterior, folds, fold_rng)
         if method == "safe-bayes":
-            table = _safe_bayes(posterior, rates, pieces, fit, family, failed)
+            table = _safe_bayes(posterior, rates, pieces, fitter)
         elif fit == "smc":
             table, pareto_k = _by_reweighting(posterior, rates, pieces, draws, smc_rng)
         else:
-            table = (_by_cavities if fit == "ep" else _by_refits)(posterior, rates, pieces, family, failed)
+            table = (_by_cavities if fit == "ep" else _by_refits)(posterior, rates, pieces, fitter)
         criterion, error = table.mean(axis=0), table.std(axis=0, ddof=1) / len(table) ** 0.5
     criterion = np.where(np.isnan(criterion), np.inf, criterion)
     best = int(np.argmin(criterion))
@@ -190,10 +190,10 @@ def choose_learning_rate(
             SamplerWarning,
             stacklevel=user_level(),
         )
-    if failed[best]:
+    if fitter.failed[best]:
         warnings.warn(
-            f"{failed[best]} of the fits by variational inference at the chosen learning rate {rates[best]:.4g} did not "
-            "converge, so the choice may be another: check it by fit='ep' or 'smc'",
+            f"{fitter.failed[best]} of the fits by variational inference at the chosen learning rate {rates[best]:.4g} did "
+            "not converge, so the choice may be another: check it by fit='ep' or 'smc'",
             ApproximationWarning,
             stacklevel=user_level(),
         )
@@ -307,49 +307,55 @@ def _fit(posterior: GibbsPosterior, fit: str, family: str) -> Any:
     return fixed_point(posterior)
 
 
-def _annealed(posterior: GibbsPosterior, rates: Array, fit: str, family: str, failed: Index) -> Iterator[Any]:
-    """Yield a fit at every rate, computed on request; None if EP did not converge. VI that did not counts as failed."""
-    last = None
-    for column, rate in enumerate(rates):
+class _Fitter(NamedTuple):
+    """A method of fits at several rates; ``failed`` counts for every rate the fits of VI that did not converge."""
+
+    fit: str
+    family: str
+    failed: Index
+
+    def annealed(self, posterior: GibbsPosterior, rates: Array) -> Iterator[Any]:
+        """Yield a fit at every rate, computed on request; None if EP did not converge."""
+        last = None
+        for column, rate in enumerate(rates):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ApproximationWarning)
+                at = posterior.with_learning_rate(rate)
+                if self.fit == "vi":
+                    last = fit_gibbs_vi(at, family=self.family, initial=last, tolerance=TOLERANCE)
+                else:
+                    last = _fit(at, self.fit, self.family)
+            self.failed[column] += self.fit == "vi" and not last.converged
+            yield last if last.converged or self.fit == "vi" else None
+
+    def path(self, posterior: GibbsPosterior, rates: Array) -> list[Any]:
+        """Return a fit at every rate, each starting at the previous one; None if EP did not converge."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ApproximationWarning)
-            at = posterior.with_learning_rate(rate)
-            if fit == "vi":
-                last = fit_gibbs_vi(at, family=family, initial=last, tolerance=TOLERANCE)
-            else:
-                last = _fit(at, fit, family)
-        failed[column] += fit == "vi" and not last.converged
-        yield last if last.converged or fit == "vi" else None
+            if self.fit == "vi":
+                fits = list(fit_gibbs_vi_path(posterior, rates.tolist(), family=self.family, tolerance=TOLERANCE))
+                self.failed[:] += [not q.converged for q in fits]
+                return fits
+            fits = [_fit(posterior.with_learning_rate(rate), "ep", self.family) for rate in rates]
+        return [q if q.converged else None for q in fits]
 
 
-def _path(posterior: GibbsPosterior, rates: Array, fit: str, family: str, failed: Index) -> list[Any]:
-    """Return a fit at every rate, from the previous one; None if EP did not converge. VI that did not counts as failed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ApproximationWarning)
-        if fit == "vi":
-            fits = list(fit_gibbs_vi_path(posterior, rates.tolist(), family=family, tolerance=TOLERANCE))
-            failed += [not q.converged for q in fits]
-            return fits
-        fits = [_fit(posterior.with_learning_rate(rate), "ep", family) for rate in rates]
-    return [q if q.converged else None for q in fits]
-
-
-def _by_refits(posterior: GibbsPosterior, rates: Array, folds: list[Index], family: str, failed: Index) -> Array:
+def _by_refits(posterior: GibbsPosterior, rates: Array, folds: list[Index], fitter: _Fitter) -> Array:
     """Return held-out risk ``(folds, rates)`` of VI on the other folds."""
     table = []
     for fold in folds:
         rest = posterior.subset(_without(posterior.n, fold))
         held_out = posterior.subset(fold)
-        fits = _path(rest, rates * rest.n / posterior.n, "vi", family, failed)
+        fits = fitter.path(rest, rates * rest.n / posterior.n)
         table.append([prediction_risk(held_out, held_out.scores(q.mean)[0]) for q in fits])
     return np.array(table)
 
 
-def _by_cavities(posterior: GibbsPosterior, rates: Array, folds: list[Index], family: str, failed: Index) -> Array:
+def _by_cavities(posterior: GibbsPosterior, rates: Array, folds: list[Index], fitter: _Fitter) -> Array:
     """Return held-out risk ``(folds, rates)`` of EP with the sites of a fold removed; infinite if that fails."""
     table = np.full((len(folds), len(rates)), np.inf)
     owners = _site_owners(posterior)
-    for column, q in enumerate(_path(posterior, rates, "ep", family, failed)):
+    for column, q in enumerate(fitter.path(posterior, rates)):
         for row, fold in enumerate(folds):
             cavity = None if q is None else _cavity(q, np.asarray(np.isin(owners, fold).any(axis=1)))
             if cavity is not None:
@@ -401,13 +407,11 @@ def _known_k(sample: Any) -> float:
     return float(np.nan_to_num(sample.pareto_k, nan=np.inf if sample.unreliable else 0.0, posinf=np.inf))
 
 
-def _bounds(
-    posterior: GibbsPosterior, rates: Array, fit: str, family: str, options: dict[str, Any], failed: Index, stop: bool
-) -> Array:
+def _bounds(posterior: GibbsPosterior, rates: Array, fitter: _Fitter, options: dict[str, Any], stop: bool) -> Array:
     """Return the bound at every rate, with the number of rates in the bound if needed; or up to the first that rises."""
     choices = (*posterior.tuning, TuningRecord("learning rate", "bound", len(rates)))
     bounds = np.full(len(rates), np.inf)
-    fits = (_annealed if stop else _path)(posterior, rates, fit, family, failed)
+    fits = (fitter.annealed if stop else fitter.path)(posterior, rates)
     for i, q in enumerate(fits):
         if q is not None:
             bounds[i] = certify(posterior.with_learning_rate(rates[i])._tuned(*choices), q, **options).bound
@@ -416,9 +420,7 @@ def _bounds(
     return bounds
 
 
-def _safe_bayes(
-    posterior: GibbsPosterior, rates: Array, blocks: list[Index], fit: str, family: str, failed: Index
-) -> Array:
+def _safe_bayes(posterior: GibbsPosterior, rates: Array, blocks: list[Index], fitter: _Fitter) -> Array:
     """Return mean expected loss of each block under the posterior of the blocks before it ``(blocks, rates)``."""
     if posterior.paired:
         raise ModelError("SafeBayes sums the losses of observations; use cross-validation for pair losses")
@@ -431,7 +433,7 @@ def _safe_bayes(
             fits: list[Any] = [prior.normal] * len(rates)
         else:
             seen = posterior.subset(np.concatenate(blocks[:row]))
-            fits = _path(seen, rates * seen.n / posterior.n, fit, family, failed)
+            fits = fitter.path(seen, rates * seen.n / posterior.n)
         new = posterior.subset(block)
         table[row] = [np.inf if q is None else expected_risk(new, q) for q in fits]
     return table
