@@ -10,6 +10,7 @@ from scipy import stats
 from scipy.special import betaln, digamma, logsumexp, polygamma
 
 from ppl_backends.approximations.ep import Factors, Normal, NormalMixture, Probit, StudentT, fit_ep
+from ppl_backends.approximations.ep.own_errors import checked_by_itself
 from ppl_backends.approximations.ep.weighted import mixed_moments, weighted_moments
 from ppl_backends.errors import ApproximationWarning
 from ppl_backends.gibbs import GibbsPosterior, fit_pair_ep
@@ -151,6 +152,16 @@ def test_errors_away_from_the_mode_of_hyper_parameters_are_flagged():
     assert not q.converged
     assert q.diagnostics["sd_error_away"] > 0.2
     assert q.diagnostics["sd_error"] < 0.1
+
+
+def test_a_mixture_is_judged_by_its_sites_alone_if_no_likely_run_converged():
+    model, _ = beta_binomial(np.array([0, 2, 1, 0]), 5, 2.0)
+    with pytest.warns(ApproximationWarning, match="by weighted points"):
+        q = fit_ep(model)
+    q = q.replaced(_fits=[fit.replaced(converged=False) for fit in q._fits], diagnostics={})
+    judged = checked_by_itself(q)
+    assert "sd_error" in judged.diagnostics
+    assert "weighted_sd_error" not in judged.diagnostics
 
 
 def test_errors_away_from_the_mode_of_hyper_parameters_that_are_small_are_not_flagged():

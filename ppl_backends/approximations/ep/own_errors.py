@@ -182,9 +182,9 @@ class _Found(NamedTuple):
 def _weighted(result: EPApproximation | EPMixture, worst: SDRatio) -> _Found | None:
     """Return moments by weighted points, of a mixture given each of up to 25 hyper-parameters; None if not dense."""
     fits, weights = ([result], np.ones(1)) if isinstance(result, EPApproximation) else _judged_fits(result)
-    given = fits[0]
-    if any(f.factor.ndim != 2 or f.factors is None or f.factors.n_auxiliary for f in fits) or not len(fits):
+    if not fits or any(f.factor.ndim != 2 or f.factors is None or f.factors.n_auxiliary for f in fits):
         return None
+    given = fits[0]
     if isinstance(result, EPApproximation):
         moments, names = _moments_of(given, worst)
         return _Found(moments, names)
