@@ -240,22 +240,22 @@ def sample_smc(
     identity = {"draws": draws, "chains": chains, "kernel": chosen.name, **settings._asdict()}
     identity |= {"max_time": None, "power": power, "power_potentials": power_potentials}
     saved = None if checkpoint is None else Checkpoint.open(checkpoint, target, identity, initial, random_seed)
-    generators = spawn_generators(saved.seed if saved else random_seed, 3 * chains + 4)
+    generators = spawn_generators(saved.seed if saved else random_seed, 4 * chains + 4)
     result_rng, initial_rng, bridge_rng, check_rng = generators[chains : chains + 4]
     path = choose_path(target, saved.initial if saved else initial, initial_rng, chosen, settings)
 
     call = _Call(path, chosen, draws, executor, progressbar)
     may_run_again = settings.schedule.is_adaptive and len_chain in ("auto", None) and not unbiased and max_time is None
-    seconds, thirds = (
-        (generators[chains + 4 : 2 * chains + 4], generators[2 * chains + 4 :]) if may_run_again else ([], [])
+    seconds, thirds, fourths = (
+        [generators[k * chains + 4 : (k + 1) * chains + 4] for k in (1, 2, 3)] if may_run_again else [[], [], []]
     )
     figures, made, unfinished = call.run_all(
         settings, generators[:chains], seconds, saved.begin(path) if saved else None
     )
     verdict, attrs, figures = call.judge(figures, made, bridge_rng, check_rng)
     if figures.lost is not None and not unfinished and may_run_again and path.draws_are_independent:
-        found = call.from_all_modes(figures, settings, thirds, bridge_rng, check_rng)
-        path, figures, verdict, attrs = found or (path, figures, verdict, attrs)
+        found = call.from_all_modes(figures, settings, thirds, fourths, bridge_rng, check_rng)
+        path, figures, verdict, attrs, made = found or (path, figures, verdict, attrs, made)
     warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
     return smc_inference_data(
         path,
@@ -396,9 +396,10 @@ class _Call(NamedTuple):
         figures: Figures,
         settings: Settings,
         generators: Sequence[np.random.Generator],
+        again: Sequence[np.random.Generator],
         bridge_rng: np.random.Generator,
         check_rng: np.random.Generator,
-    ) -> tuple[TemperingPath, Figures, Verdict, dict[str, Any]] | None:
+    ) -> tuple[TemperingPath, Figures, Verdict, dict[str, Any], Settings] | None:
         """Run all chains from Gaussians at the modes of the draws and at the lost one; return None if interrupted."""
         target, lost = self.path.target, figures.lost
         assert lost is not None
@@ -409,13 +410,13 @@ class _Call(NamedTuple):
             start = with_lost_mode(target, np.concatenate([run.x for run in figures.runs]), lost, method)
         call = self._replace(path=BridgePath(target, start, with_tails(target, start)))
         try:
-            runs, interrupted = call._run(settings, generators, None)
+            found, made, unfinished = call.run_all(settings, generators, again, None)
         except KeyboardInterrupt:  # the runs that lost the mode are kept
             return None
-        if interrupted or not all(run.complete for run in runs):
+        if unfinished:
             return None
-        verdict, attrs, found = call.judge(figures_of(runs), settings, bridge_rng, check_rng)
-        return call.path, found, verdict, attrs
+        verdict, attrs, found = call.judge(found, made, bridge_rng, check_rng)
+        return call.path, found, verdict, attrs, made
 
 
 def _by_mode(

@@ -75,6 +75,20 @@ def test_a_lost_mode_is_put_right_by_a_run_from_all_modes():
     assert abs(attrs["log_evidence"]) < 4 * attrs["log_evidence_se"] + 0.005
 
 
+def test_a_run_from_all_modes_that_is_too_coarse_is_made_again(monkeypatch):
+    judged = []
+
+    def only_the_second(figures):
+        judged.append(figures)
+        return len(judged) == 2
+
+    monkeypatch.setattr("ppl_backends.smc.sample.is_too_coarse", only_the_second)
+    attrs = run(two_modes(), 0).posterior.attrs
+    assert attrs["initial"].startswith("modes of a run from prior")
+    assert attrs["run_again"] == 1
+    assert abs(attrs["log_evidence"]) < 4 * attrs["log_evidence_se"] + 0.005
+
+
 def spike(dim, width, offset):
     """Return 0.1 N(0, I) + 0.9 N(offset, width² I) from N(0, 3² I): behind a phase transition."""
 
