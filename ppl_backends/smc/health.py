@@ -30,18 +30,13 @@ from ppl_backends.smc.evidence import (
     sums_by_lineage,
 )
 from ppl_backends.smc.moves import MoveSummary
+from ppl_backends.smc.necks import ShortSteps, reasons_of_neck
 from ppl_backends.smc.records import SMCResult, collapsed_at
 from ppl_backends.targets.protocol import Array, Index
 
 MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
 # The same at the last temperature, on average over the runs, below which bridges to the particles are trusted.
 _UNCORRELATED = 0.1
-# Share of the last trajectories that diverged, above which it is a reason for distrust if no shorter steps were tried.
-_DIVERGENT = 0.005
-# Share of trajectories that diverge with a quarter of the step, relative to those that diverged before, or to all. In regions
-# of one narrow width almost none diverge; in a neck that narrows further, an eighth to a half do.
-_STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
-_SHIFTED = 2.5  # standard errors by which shorter steps may move particles to where the energy error is large
 # Least number of initial particles with descendants: per chain for its evidence, in total for draws that mixed since.
 _FEW_LINEAGES = 20
 # Initial particles with descendants, above which no mixing is required: particles that never move are importance
@@ -55,21 +50,6 @@ _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 _PRECISE = 0.1  # largest standard error of a bridge that may replace tempering
 # Nats; if a ladder lost more than that, the last particles are not trusted either.
 _LARGEST_REPAIR = 1.0
-
-
-class ShortSteps(NamedTuple):
-    """Effect of moves with a quarter of the step on the last particles.
-
-    ``divergent`` is the share of their trajectories that diverged. ``shift`` is how much further particles went to
-    where the energy error is large, in standard errors, along a ``coordinate``, ``upwards`` or downwards. The prior of other
-    coordinates may depend on it (``shapes_others``).
-    """
-
-    divergent: float
-    shift: float
-    coordinate: int
-    upwards: bool
-    shapes_others: bool = True
 
 
 class Figures(NamedTuple):
@@ -181,7 +161,7 @@ def distrust(figures: Figures, len_chain: int | None = None, names: Sequence[str
     runs, evidence = figures.runs, figures.evidence
     if not all(run.complete for run in runs):
         return []
-    reasons = _not_mixed(runs, len_chain) + _misses_a_neck(figures, names)
+    reasons = _not_mixed(runs, len_chain) + reasons_of_neck(figures.divergent, figures.short_steps, names)
     reasons += _few_particles(figures) + _cut_off(runs) + _apart(figures, names) + _lost(figures, names)
     if figures.heavy:
         reasons.append(
@@ -272,37 +252,6 @@ def _disagreement_with_path_sampling(runs: Sequence[SMCResult]) -> str:
     )
 
 
-def _misses_a_neck(figures: Figures, names: Sequence[str] = ()) -> list[str]:
-    """Return reasons for distrust if trajectories diverged."""
-    divergent, short_steps = figures.divergent, figures.short_steps
-    said = f"{100 * divergent:.1f} % of the last trajectories diverged (energy error above 20)"
-    if short_steps is None:
-        return [f"{said}, and the draws may miss the region where they did"] if divergent > _DIVERGENT else []
-    name = name_of(short_steps.coordinate, names)
-    place = f"`{name}` is {'large' if short_steps.upwards else 'small'}"
-    advice = advice_for_neck(name, short_steps.shapes_others)
-    if short_steps.shift > _SHIFTED:
-        return [
-            f"{said}, and with a quarter of the step particles move by {short_steps.shift:.1f} standard errors to where "
-            f"{place}, so the draws have too few points there: {advice}"
-        ]
-    if short_steps.divergent > max(_STILL_DIVERGENT * divergent, _LEAST_DIVERGENT):
-        return [
-            f"{said}, {100 * short_steps.divergent:.1f} % with a quarter of the step, mostly where {place}: {advice}"
-        ]
-    return []
-
-
-def advice_for_neck(name: str, shapes_others: bool = True) -> str:
-    """Return what to do about a neck along a coordinate of that name, on which the prior of others may depend."""
-    if shapes_others:
-        return f"write the variables that scale with {name} non-centred (standardised, then multiplied by their scale)"
-    return (
-        f"no prior depends on {name}, so the model is non-centred there: give {name} and the variables that it is multiplied "
-        "by priors with lighter tails, or write their product as one variable (centred)"
-    )
-
-
 def _is_correlated(move: MoveSummary) -> bool:
     return move.correlation > max(MEMORY_LEFT, 1.5 * move.noise)
 
@@ -345,6 +294,14 @@ def _with_displacement(bridge: EvidenceEstimate, figures: Figures) -> EvidenceEs
     return bridge._replace(standard_error=float(np.hypot(bridge.standard_error, left * beyond)))
 
 
+def _with_missed_mass(estimate: EvidenceEstimate, figures: Figures) -> EvidenceEstimate:
+    """Return an evidence with an error for the mass that the last particles miss in a neck."""
+    missed = None if figures.short_steps is None else figures.short_steps.missed
+    if missed is None:
+        return estimate
+    return estimate._replace(standard_error=float(np.hypot(estimate.standard_error, max(0.0, missed.mass))))
+
+
 def judge(
     figures: Figures,
     bridge: EvidenceEstimate | None,
@@ -361,7 +318,8 @@ def judge(
     the bridges are ``by_mode``, and the bridges are precise and within a nat of tempering, and tempering is distrusted
     or has the larger error. ``prior_error``, of the prior's integral, is already part of the error of tempering.
     """
-    evidence, reasons = figures.evidence, distrust(figures, len_chain, names)
+    evidence, reasons = _with_missed_mass(figures.evidence, figures), distrust(figures, len_chain, names)
+    bridge = None if bridge is None else _with_missed_mass(bridge, figures)
     if bridge is None or bridge.runs_disagree or not bridge.standard_error <= _PRECISE:
         return Verdict(evidence, "tempering", reasons)
     difference = evidence.log_evidence - bridge.log_evidence
@@ -409,7 +367,7 @@ def draws_are_healthy(figures: Figures, separated: bool = False) -> bool:
     if len(moved) < len(runs) or any(_is_correlated(move) or (move.n_modes > 1 and not separated) for move in moved):
         return False
     if (
-        _misses_a_neck(figures)
+        reasons_of_neck(figures.divergent, figures.short_steps)
         or _few_particles(figures, in_all=True)
         or _cut_off(runs)
         or figures.apart

@@ -9,6 +9,9 @@ not enter a neck move further into it.
 The test uses the one coordinate that correlates most with the energy error of the run's step, on the side where the
 error is larger. It is one-sided and has more power than a test of all coordinates. Both sides of coordinates that scale
 others are tested too, with a margin: in non-centred variables errors can be larger opposite to the neck.
+
+If trajectories diverge with the shorter steps too, the particles on the narrow side are moved by themselves
+(:mod:`~ppl_backends.smc.narrow_sides`).
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from scipy import stats
 from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.protocol import Kernel, KernelInfo
 from ppl_backends.smc.coordinates import coordinates_of
-from ppl_backends.smc.health import Figures, ShortSteps, in_one_mode
+from ppl_backends.smc.health import Figures, in_one_mode
 from ppl_backends.smc.moves import share_of_divergent
+from ppl_backends.smc.narrow_sides import missed_mass
+from ppl_backends.smc.necks import ShortSteps
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.records import SMCResult
 from ppl_backends.targets.protocol import Array, BaseTarget
@@ -36,6 +41,8 @@ _COST = 0.5  # of the evaluations of the runs
 _BLOCKS = 100  # largest number of groups of copies
 _TAIL = 0.02
 _FEW, _CHANGED = 64, 1e-3  # points at which gradients of the prior are compared, and their relative change
+# Energy errors of trajectories that fail, with the original step and with a quarter of it.
+_DIVERGED, _LARGE_ERROR = 20.0, 3.0
 _OTHER_SIDE = 1.0  # standard errors by which a side without large energy errors has to grow more
 
 
@@ -45,18 +52,31 @@ def try_short_steps(
     """Return the effect of shorter steps on the last particles, if some of the last trajectories diverged."""
     if not all(run.complete for run in figures.runs) or figures.divergent <= _SUSPECT:
         return None
-    return move_with_short_steps(path, kernel, in_one_mode(figures.runs), rng)
+    runs = in_one_mode(figures.runs)
+    found, failed = _moved(path, kernel, runs, rng)
+    if found.goes_further or not found.still_diverges(figures.divergent):
+        return found
+    x, scale = np.concatenate([run.x for run in runs]), SHORTER * min(run.scale for run in runs)
+    return found._replace(missed=missed_mass(path, kernel, x, failed, scale, rng))
 
 
 def move_with_short_steps(
     path: TemperingPath, kernel: Kernel, runs: Sequence[SMCResult], rng: np.random.Generator
 ) -> ShortSteps:
     """Move some of the last particles of every run with a quarter of its step."""
+    return _moved(path, kernel, runs, rng)[0]
+
+
+def _moved(
+    path: TemperingPath, kernel: Kernel, runs: Sequence[SMCResult], rng: np.random.Generator
+) -> tuple[ShortSteps, Array]:
+    """Return the effect of short steps, and the points from which their energy errors were large."""
     points, walks, errors = _affordable(runs), [], []
     for run in runs:
         x = run.x[:: max(1, len(run.x) * len(runs) // points)]
         walk = _Walk(path, kernel, x, run.scale, rng)
         errors.append(walk.energy_errors())
+        walk.failed.append(x[errors[-1] > _DIVERGED])
         walks.append(walk)
     starts = np.concatenate([walk.start for walk in walks])
     coordinate, upwards = where_energy_errors_are(starts, np.concatenate(errors))
@@ -66,7 +86,7 @@ def move_with_short_steps(
         found = ShortSteps(divergent, shift, place, up, prior_depends_on(path.target, starts, place))
         if found.divergent == 0.0 and found.shift < _CLEAR:
             break
-    return found
+    return found, np.concatenate([points for walk in walks for points in walk.failed])
 
 
 class _Walk:
@@ -77,6 +97,7 @@ class _Walk:
         self.state = self._evaluate(x, rng)
         self.coordinates = coordinates_of(self.state, self.path)
         self.divergent: list[float] = []
+        self.failed: list[Array] = []
 
     @property
     def scaling(self) -> list[int]:
@@ -101,8 +122,10 @@ class _Walk:
     def move(self, times: int) -> float:
         """Move the particles ``times`` times; return the share of trajectories that diverged so far."""
         for _ in range(times):
+            before = self.state.x
             self.state, info = self._step(SHORTER * self.scale)
             self.divergent.append(share_of_divergent(info))
+            self.failed.append(before[energy_error_of(info) > _LARGE_ERROR])
         return float(np.mean(self.divergent))
 
 

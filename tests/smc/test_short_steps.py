@@ -10,8 +10,8 @@ from ppl_backends.kernels.tuning import Uneven, acceptance_tuning
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.core import Resampled
 from ppl_backends.smc.evidence import LineageVariance
-from ppl_backends.smc.health import advice_for_neck
 from ppl_backends.smc.moves import MoveSettings, MoveSummary, UntilMixed
+from ppl_backends.smc.necks import advice_for_neck
 from ppl_backends.smc.path import BridgePath, Power, PriorPath
 from ppl_backends.smc.records import SMCResult, Stage
 from ppl_backends.smc.sampler import run_tempering

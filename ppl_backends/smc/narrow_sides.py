@@ -1,0 +1,134 @@
+"""Posterior mass that the last particles miss on narrow sides, from moves of the particles there alone.
+
+If trajectories diverge with a quarter of the step too, moves of all particles cannot tell whether a neck is missed. Particles
+beyond a quantile of one coordinate are then moved among themselves. Ends on the other side of the quantile are rejected,
+so the moves leave the posterior restricted to that side invariant. They use coordinates and a metric of these particles
+only, renewed as they spread, which fit the neck, so that particles enter it. Let the side have a share p of the
+particles, half of them beyond their median, and let a share b be beyond it after the moves. The near half represents its
+mass p/2, so the mass of the far half is p/2 · b/(1 − b), and the particles missed
+
+    p/2 · (b/(1 − b) − 1).
+
+If trajectories diverge there as well, the same is done for a quarter of that side, and the masses are added. A mass
+below zero means that too many particles are in the neck.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import comb
+from scipy.stats import binom
+
+from ppl_backends.kernels.protocol import Kernel
+from ppl_backends.smc.coordinates import coordinates_of
+from ppl_backends.smc.necks import MissedMass
+from ppl_backends.smc.path import PathState, TemperingPath
+from ppl_backends.targets.protocol import Array
+
+_SHARES, _NEXT = (0.04, 0.16), 0.25
+_MOST_SIDES, _COVERED = 3, 0.75  # sides, and the share of diverging trajectories that start on them
+_BY_CHANCE = 0.01  # probability that so many of the different points are on any sides
+_FEWEST_POINTS, _POINTS = 50, 600  # different ones on a side, and all that are moved, with copies
+_MOVES, _LEFT_OUT, _ADAPTED = 16, 8, 4  # moves, the first of them, which do not count, and those with the same metric
+_BLOCKS = 20
+_ENERGY_ERROR = 20.0  # of a trajectory that diverges
+_NEGLIGIBLE = 0.0002  # share of diverging trajectories, of all particles
+
+
+class _Side(NamedTuple):
+    """Points x with ``sign`` x_j above that of a quantile, which are a share of all."""
+
+    coordinate: int
+    sign: float
+    share: float
+
+    def bound(self, x: Array) -> float:
+        return float(np.quantile(self.sign * x[:, self.coordinate], 1.0 - self.share))
+
+    def __call__(self, points: Array) -> Array:
+        """Return the coordinate of points, such that larger values are further out."""
+        return np.asarray(self.sign * points[:, self.coordinate])
+
+    def points(self, x: Array) -> Array:
+        """Return those of the points that are on this side."""
+        return x[self(x) >= self.bound(x)]
+
+    def is_empty(self, x: Array) -> bool:
+        """Return whether too few different points are on this side."""
+        return len(np.unique(self.points(x), axis=0)) < _FEWEST_POINTS
+
+
+def missed_mass(
+    path: TemperingPath, kernel: Kernel, x: Array, failed: Array, scale: float, rng: np.random.Generator
+) -> MissedMass | None:
+    """Return the mass that particles ``x`` miss on the sides where trajectories ``failed``; None if there are none."""
+    found = [_on(path, kernel, x, side, scale, rng) for side in narrow_sides(x, failed)]
+    if not found:
+        return None
+    masses, errors, divergent = np.array(found).T
+    return MissedMass(float(np.abs(masses).sum()), float(np.hypot.reduce(errors)), float(divergent.sum()))
+
+
+def narrow_sides(x: Array, failed: Array) -> list[_Side]:
+    """Return the narrowest few sides on which most trajectories ``failed`` started; none if there are no such sides."""
+    points, times = np.unique(failed, axis=0, return_counts=True)
+    for share in _SHARES:
+        candidates = [_Side(j, sign, share) for j in range(x.shape[1]) for sign in (-1.0, 1.0)]
+        beyond = np.stack([side(points) >= side.bound(x) for side in candidates])
+        left = np.ones(len(points), bool)
+        chosen: list[_Side] = []
+        while left @ times > (1.0 - _COVERED) * times.sum() and len(chosen) < _MOST_SIDES:
+            best = int(np.argmax((beyond & left) @ times))
+            chosen.append(candidates[best])
+            left &= ~beyond[best]
+        choices = comb(len(candidates), len(chosen))
+        by_chance = choices * binom.sf((~left).sum() - 1, len(points), len(chosen) * share)
+        covered = left @ times <= (1.0 - _COVERED) * times.sum() and by_chance < _BY_CHANCE
+        if covered and not any(side.is_empty(x) for side in chosen):
+            return chosen
+    return []
+
+
+def _on(
+    path: TemperingPath, kernel: Kernel, x: Array, side: _Side, scale: float, rng: np.random.Generator
+) -> MissedMass:
+    """Return the mass missed in the outer half of a side, and of narrower ones while trajectories diverge."""
+    mass, error = 0.0, 0.0
+    while True:
+        found = _outer_half(path, kernel, side.points(x), side, scale, rng)
+        mass, error = mass + found.mass, float(np.hypot(error, found.error))
+        side = side._replace(share=_NEXT * side.share)
+        if found.divergent <= _NEGLIGIBLE or side.is_empty(x):
+            return MissedMass(mass, error, found.divergent)
+
+
+def _outer_half(
+    path: TemperingPath, kernel: Kernel, x: Array, side: _Side, scale: float, rng: np.random.Generator
+) -> MissedMass:
+    """Return the mass missed beyond the median of the points of a side."""
+
+    def density(points: Array, rng: np.random.Generator) -> PathState:
+        return path.evaluate(points, 1.0, True)
+
+    bound, middle = float(side(x).min()), float(np.median(side(x)))
+    state = density(np.repeat(x, -(-_POINTS // len(x)), axis=0), rng)
+    beyond, divergent = np.zeros(len(state.x)), []
+    for k in range(_MOVES):
+        if k % _ADAPTED == 0:
+            coordinates = coordinates_of(state, path)
+        moved, info = coordinates.move(kernel, rng, state, density, scale)
+        state = state.where(side(moved.x) >= bound, moved)
+        divergent.append(np.mean(~(info.log_ratio > -_ENERGY_ERROR)))
+        beyond += (side(state.x) > middle) * (k >= _LEFT_OUT)
+    far = beyond / (_MOVES - _LEFT_OUT)
+    blocks = [block.mean() for block in np.array_split(far, min(_BLOCKS, len(far)))]
+    error = float(np.std(blocks, ddof=1)) / len(blocks) ** 0.5
+    before, b = float((side(x) > middle).mean()), float(np.clip(far.mean(), 0.01, 0.99))
+    near = side.share * (1.0 - before)
+    return MissedMass(
+        near * b / (1.0 - b) - side.share * before,
+        near * error / (1.0 - b) ** 2,
+        side.share * float(np.mean(divergent)),
+    )

@@ -1,0 +1,87 @@
+"""Verdicts on divergent trajectories: whether the last particles miss the neck of a funnel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ppl_backends.approximations.missed_modes import name_of
+
+# Share of the last trajectories that diverged, above which it is a reason for distrust if no shorter steps were tried.
+_DIVERGENT = 0.005
+# Share of trajectories that diverge with a quarter of the step, relative to those that diverged before, or to all. In regions
+# of one narrow width almost none diverge; in a neck that narrows further, an eighth to a half do.
+_STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
+_SHIFTED = 2.5  # standard errors by which shorter steps may move particles to where the energy error is large
+# Relative to the mass of the particles. In a neck four standard deviations out it moves a standard deviation by 15 %.
+_NEGLIGIBLE_MASS = 0.02
+
+
+class MissedMass(NamedTuple):
+    """Mass that the particles miss in a neck, relative to theirs, its standard error, and the share that still diverges."""
+
+    mass: float
+    error: float
+    divergent: float
+
+    @property
+    def is_negligible(self) -> bool:
+        """Return whether the mass moves neither the evidence nor means and standard deviations by much."""
+        return self.mass + 2.0 * self.error + self.divergent <= _NEGLIGIBLE_MASS
+
+
+class ShortSteps(NamedTuple):
+    """Effect of moves with a quarter of the step on the last particles.
+
+    ``divergent`` is the share of their trajectories that diverged. ``shift`` is how much further particles went to
+    where the energy error is large, in standard errors, along a ``coordinate``, ``upwards`` or downwards. The prior of other
+    coordinates may depend on it (``shapes_others``). ``missed`` is from moves of the particles there alone.
+    """
+
+    divergent: float
+    shift: float
+    coordinate: int
+    upwards: bool
+    shapes_others: bool = True
+    missed: MissedMass | None = None
+
+    @property
+    def goes_further(self) -> bool:
+        """Return whether particles go further to where the energy error is large."""
+        return self.shift > _SHIFTED
+
+    def still_diverges(self, before: float) -> bool:
+        """Return whether about as many trajectories diverge as with the original step."""
+        return self.divergent > max(_STILL_DIVERGENT * before, _LEAST_DIVERGENT)
+
+
+def reasons_of_neck(divergent: float, short_steps: ShortSteps | None, names: Sequence[str] = ()) -> list[str]:
+    """Return reasons for distrust if a share ``divergent`` of the last trajectories diverged."""
+    said = f"{100 * divergent:.1f} % of the last trajectories diverged (energy error above 20)"
+    if short_steps is None:
+        return [f"{said}, and the draws may miss the region where they did"] if divergent > _DIVERGENT else []
+    name = name_of(short_steps.coordinate, names)
+    place = f"`{name}` is {'large' if short_steps.upwards else 'small'}"
+    advice = advice_for_neck(name, short_steps.shapes_others)
+    if short_steps.goes_further:
+        return [
+            f"{said}, and with a quarter of the step particles move by {short_steps.shift:.1f} standard errors to where "
+            f"{place}, so the draws have too few points there: {advice}"
+        ]
+    missed = short_steps.missed
+    if not short_steps.still_diverges(divergent) or (missed is not None and missed.is_negligible):
+        return []
+    said = f"{said}, {100 * short_steps.divergent:.1f} % with a quarter of the step, mostly where {place}"
+    if missed is not None:
+        said += f", and the draws miss {100 * missed.mass:.1f} ± {100 * missed.error:.1f} % of the posterior there"
+    return [f"{said}: {advice}"]
+
+
+def advice_for_neck(name: str, shapes_others: bool = True) -> str:
+    """Return what to do about a neck along a coordinate of that name, on which the prior of others may depend."""
+    if shapes_others:
+        return f"write the variables that scale with {name} non-centred (standardised, then multiplied by their scale)"
+    return (
+        f"no prior depends on {name}, so the model is non-centred there: give {name} and the variables that it is multiplied "
+        "by priors with lighter tails, or write their product as one variable (centred)"
+    )
