@@ -34,7 +34,8 @@ def densest_when_cooled(
     The number of particles moved, in calls of ``rows``, follows from the number of ``evaluations``.
     """
     dim, kernel = particles.shape[1], Hmc()
-    found, metric = Densest(dim), metric_from_points(particles)
+    metric = metric_from_points(particles)
+    found = Densest(metric)
     each = len(_POWERS) * _MOVES * kernel.n_steps(kernel.initial_scale(dim))
     calls = min(max(_PARTICLES // rows, 1), int(min(evaluations, 1e9) / (each * rows)))
     if not calls:
@@ -46,6 +47,7 @@ def densest_when_cooled(
         def cooled(points: Array, _: np.random.Generator, power: float = power) -> Evaluated:
             value, gradient = density(points)
             found.see(points, value)
+            found.see_gradients(points, value, gradient)
             return Evaluated(points, power * value, power * gradient)
 
         state = Evaluated(x, power * value, power * gradient)

@@ -15,10 +15,18 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.importance.tails import PointTails, tails_of_points
-from ppl_backends.kernels.metric import METRICS, AnyMetric, cross_fitted_metric, scales_from_points
+from ppl_backends.kernels.metric import (
+    METRICS,
+    AnyMetric,
+    SplitMetric,
+    cross_fitted_metric,
+    metric_from_points,
+    scales_from_points,
+)
 from ppl_backends.kernels.noncentring import NonCentring, find_noncentring, non_centred
 from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, accept, log_density_ratio
 from ppl_backends.kernels.tuning import Parameters, move_once
+from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.smc.core import Resampled
 from ppl_backends.smc.path import PathState, TemperingPath
@@ -45,6 +53,11 @@ class Coordinates:
     def n_non_centred(self) -> int:
         """Return the number of coordinates that are standardised by others."""
         return 0 if self.change is None else len(self.change.effects)
+
+    def gaussian_of(self, particles: Array) -> Gaussian:
+        """Return a Gaussian with the place and scale of the particles: the metric, unless it is in other variables."""
+        metric = self.metric.first if isinstance(self.metric, SplitMetric) else self.metric
+        return metric if self.change is None and isinstance(metric, Gaussian) else metric_from_points(particles)
 
     def move(
         self,

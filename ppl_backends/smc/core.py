@@ -154,7 +154,7 @@ class Moved(NamedTuple):
     """The ``n`` particles of a stage, and the particle before resampling from which each comes.
 
     ``tuning`` is the adapted state of the kernel, ``summary`` its figures (None without moves), ``decided`` what a
-    repeated run needs to make the same decisions, and ``densest`` the densest points evaluated.
+    repeated run needs to make the same decisions, and ``densest`` notable points evaluated.
     """
 
     population: Any

@@ -9,7 +9,8 @@ move evaluated, give signs of both. Climbs start
   x*, a Gaussian's gradient g has g(x)ᵀ(x* − x) = 2 {log p(x*) − log p(x)}; that of any log-concave density has at least
   half of it;
 - at points, including last particles, that are far denser than a Gaussian fitted to the last particles predicts. Cooled
-  particles (:mod:`~ppl_backends.smc.cooling`) add to these.
+  particles (:mod:`~ppl_backends.smc.cooling`) add to these, and so do points ahead of those where the gradient is least like
+  that of the Gaussian (:mod:`~ppl_backends.smc.densest`).
 
 The mass of each mode found is measured by importance sampling from the Gaussian there, within an ellipsoid that bounds
 the weights. A mode is missed if it has more than twice the mass that the particles within the ellipsoid represent, and
@@ -48,6 +49,7 @@ from ppl_backends.numerics.differences import difference_hessian
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.cooling import densest_when_cooled
+from ppl_backends.smc.densest import unlike
 from ppl_backends.smc.evidence import effective_lineages
 from ppl_backends.smc.path import TemperingPath
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
@@ -55,6 +57,10 @@ from ppl_backends.targets.wrapped import WrappedTarget
 
 _SUSPECT = 1.5  # ratio of the gradient's rise to the rise of the density; two for a Gaussian
 _COOLED, _HEATED = 0.5, 0.5  # of the run's evaluations, most
+_STEEPEST, _LENGTHS = (
+    32,
+    2.0 ** -np.arange(8.0),
+)  # points, and distances ahead in standard deviations of the last particles
 _ERRORS = 3.0  # standard errors of the share that particles represent
 
 
@@ -172,7 +178,9 @@ def _starts(end: _EndOfPath, visited: Sequence[Any], last: Array, last_density: 
     x, log_density = x[np.isfinite(log_density)], log_density[np.isfinite(log_density)]
     outside = np.all([each.beyond(x) for each in held], axis=0)
     elsewhere = _leading_elsewhere(end, x[outside], log_density[outside], held, last, last_density)
-    x, log_density = np.concatenate([x, last]), np.concatenate([log_density, last_density])
+    ahead, log_density_ahead = _ahead(end, x, held)
+    x = np.concatenate([x, ahead, last])
+    log_density = np.concatenate([log_density, log_density_ahead, last_density])
     return np.concatenate([elsewhere, _densest(x, log_density, held, last, last_density)])
 
 
@@ -199,6 +207,27 @@ def _leading_elsewhere(
     suspect = np.flatnonzero(ratio < _SUSPECT)
     lowest, highest = (suspect[np.argsort(key[suspect])[:EACH]] for key in (ratio, -log_density))
     return x[np.union1d(lowest, highest)]
+
+
+def _ahead(end: _EndOfPath, x: Array, held: Sequence[_Held]) -> tuple[Array, Array]:
+    """Return points ahead of those where the gradient is least like that of any Gaussian of the last particles.
+
+    From near a narrow mode the difference of the gradients leads to it, at a distance that is not known.
+    """
+    x = x[np.any([~mode.beyond(x) for mode in held], axis=0)]
+    if not len(x):
+        return x, np.empty(0)
+    _, gradient = end.log_density_and_gradient(x)
+    least, ahead = np.full(len(x), np.inf), np.zeros_like(x)
+    for mode in held:
+        square, difference = unlike(mode.gaussian, x / mode.scale, gradient * mode.scale)
+        nearer = (square >= 0) & (square < least)
+        unit = difference[nearer] / np.sqrt(np.maximum(square[nearer], 1e-300))[:, None]
+        least[nearer], ahead[nearer] = square[nearer], mode.gaussian.colour(unit) * mode.scale
+    inside = np.flatnonzero(np.isfinite(least))
+    chosen = inside[np.argsort(-least[inside], kind="stable")[:_STEEPEST]]
+    points = (x[chosen, None] + _LENGTHS[:, None] * ahead[chosen, None]).reshape(-1, x.shape[1])
+    return points, end.log_density_and_gradient(points)[0] if len(points) else np.empty(0)
 
 
 def _densest(x: Array, log_density: Array, held: Sequence[_Held], last: Array, last_density: Array) -> Array:

@@ -210,7 +210,8 @@ class _Walk:
         self.tuning, self.density = tuning, path.density(drawn.stage)
         self.start = self.state.x
         self.modes, self.outside = modes(self.start), OutsidePoints(self.start)
-        self.densest, self.searched = Densest(self.start.shape[1]), can_be_sought(path.target)
+        self.densest, self.searched = Densest(coordinates.gaussian_of(self.start)), can_be_sought(path.target)
+        self.evaluated = list[tuple[Array, Array, Array]]()
         self.weights = WeightAutocorrelation(*path.ahead(self.state), self.modes)
         self.product = np.ones(self.start.shape[1])
         self.scales: list[Parameters] = []
@@ -226,6 +227,8 @@ class _Walk:
         end = self.path.end_log_density(found) if self.searched else None
         if end is not None:
             self.densest.see(x, end)
+            if self.path.gradient:
+                self.evaluated.append((x, end, found.gradient))
         return found
 
     def _step(self, parameters: Parameters) -> tuple[PathState, KernelInfo]:
@@ -241,6 +244,9 @@ class _Walk:
         """Move every particle once, with the tuned or the given parameters."""
         before, used = self.state, self._parameters() if parameters is None else parameters
         moved, info = self._step(used)
+        if self.evaluated:
+            self.densest.see_gradients(*map(np.concatenate, zip(*self.evaluated, strict=True)))
+            self.evaluated.clear()
         self.state = self.path.renew(moved, self._evaluate, self.rng)
         self.gradients += self.state is not moved
         if self.coordinates.tails is not None:

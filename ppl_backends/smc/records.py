@@ -96,7 +96,7 @@ class WeightedPoints:
 
 @dataclass(frozen=True)
 class Visited:
-    """Some particles of every stage before its moves, and the densest points ``(m, dim)`` that the moves evaluated.
+    """Some particles of every stage before its moves, and notable points ``(m, dim)`` that the moves evaluated.
 
     ``log_density`` ``(m,)`` is that of the path's end.
     """

@@ -8,7 +8,9 @@ import ppl_backends as pb
 from ppl_backends.approximations import missed_modes
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance import sampling
-from ppl_backends.smc import sample
+from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.smc import lost_modes, sample
+from ppl_backends.smc.densest import Densest, unlike
 from ppl_backends.smc.lost_modes import find_lost_mode
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.records import Visited
@@ -126,6 +128,46 @@ def test_a_spike_with_most_of_the_mass_is_found(dim, width, offset):
     if offset:
         assert attrs["log_evidence_trusted"] == 1
         assert abs(share_in_spike(idata, width, offset) - 0.9) < 0.03
+
+
+def lost_from(target, x, visited):
+    """Return the mode that is found from a visited point besides particles, none of which is cooled."""
+    density = target.log_density
+    last = Visits(x, density(x), Visited(visited, density(visited)))
+    return find_lost_mode(PriorPath(target), [last], np.log(0.1), 100, np.random.default_rng(0), 0.0)
+
+
+@pytest.mark.parametrize(("dim", "width", "offset"), [(2, 0.01, 0.3), (5, 0.05, 0.5), (20, 0.1, 0.31)])
+def test_a_spike_is_found_from_a_point_less_dense_because_of_it_than_the_slab_is(monkeypatch, dim, width, offset):
+    """The spike has a tenth of the density there, but its gradient is larger."""
+    target, rng = spike(dim, width, offset), np.random.default_rng(1)
+    towards = rng.standard_normal(dim)
+    towards /= np.linalg.norm(towards)
+    ratio = np.log(90) - dim * np.log(width) + 0.5 * dim * offset**2  # at this distance it has a tenth
+    visited = (offset + np.sqrt(2 * ratio) * width * towards)[None]
+    slab = rng.standard_normal((4000, dim))
+    slab = slab[((slab - offset) ** 2).sum(axis=1) > 4 * ratio * width**2]
+    lost = lost_from(target, slab, visited)
+    assert lost.share == pytest.approx(0.9, abs=0.02)
+    monkeypatch.setattr(lost_modes, "_STEEPEST", 0)  # the broken twin
+    assert lost_from(target, slab, visited) is None
+
+
+def test_moves_keep_the_points_where_the_gradient_is_least_like_a_gaussian():
+    """Of 100,000 points a few are near the spike, and the densest of them are not; a Gaussian's own points are all alike."""
+    target, rng = spike(5, 0.05, 0.5), np.random.default_rng(4)
+    x = rng.standard_normal((100_000, 5))
+    centre = 0.5 + 0.32 * np.eye(5)[:1]
+    x = np.concatenate([x[((x - 0.5) ** 2).sum(axis=1) > 0.2], centre])
+    seen = Densest(Gaussian(np.zeros(5), np.eye(5)))
+    density, gradient = target.log_density_and_gradient(x)
+    for rows in np.array_split(np.arange(len(x)), 20):
+        seen.see(x[rows], density[rows])
+        seen.see_gradients(x[rows], density[rows], gradient[rows])
+    at = (seen.x == centre).all(axis=1)
+    assert not at[:8].any()
+    assert at[8]  # the first of the second kind
+    assert unlike(Gaussian(np.zeros(5), np.eye(5)), x, -x)[0].max() < 1e-20
 
 
 def by_importance(target, seed, **options):
