@@ -385,11 +385,12 @@ class _Call(NamedTuple):
         """Return a narrow mode that draws of the start miss."""
         path = self.path
         points, log_weights = (np.concatenate(parts) for parts in zip(*weighted, strict=True))
+        integral = 0.0 if path.integral is None else path.integral.log_integral  # draws are of the normalised prior
 
         def weigh(x: Array) -> Array:
-            return path.evaluate(x, 1.0, False).increment
+            return path.evaluate(x, 1.0, False).increment + integral
 
-        return find_missed_mode(path.target, path.approximation, points, log_weights, weigh, self.draws, rng)
+        return find_missed_mode(path.target, path.approximation, points, log_weights + integral, weigh, self.draws, rng)
 
     def from_all_modes(
         self,

@@ -170,6 +170,25 @@ def test_moves_keep_the_points_where_the_gradient_is_least_like_a_gaussian():
     assert unlike(Gaussian(np.zeros(5), np.eye(5)), x, -x)[0].max() < 1e-20
 
 
+@pytest.mark.parametrize("integral", [-8.0, 3.0])
+def test_a_spike_is_found_whatever_the_prior_as_written_integrates_to(integral):
+    """One step from the prior reaches the wide mode; its weights are those of the normalised prior."""
+    posterior = spike(5, 0.05, 0.4)
+
+    def prior(x):
+        return integral - 0.5 * (x**2).sum(axis=1) - 2.5 * np.log(2 * np.pi), -x
+
+    def likelihood(x):
+        (value, slope), (base, base_slope) = posterior.log_density_and_gradient(x), prior(x)
+        return value - base + integral, slope - base_slope
+
+    target = pb.FunctionTarget(5, likelihood, prior, lambda n, rng: rng.standard_normal((n, 5)))
+    target.log_prior_normalizer = integral
+    attrs = run(target, 1).posterior.attrs
+    assert attrs["log_evidence_trusted"] == 1
+    assert abs(attrs["log_evidence"] - integral) < 4 * attrs["log_evidence_se"] + 0.005
+
+
 def by_importance(target, seed, **options):
     return pb.sample_importance(target, draws=1000, random_seed=seed, progressbar=False, **options)
 
