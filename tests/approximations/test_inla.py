@@ -8,6 +8,8 @@ from scipy.integrate import trapezoid
 
 import ppl_backends as pb
 from ppl_backends.approximations.inla import conditional
+from ppl_backends.approximations.inla.copula import GaussianCopula
+from ppl_backends.approximations.marginals import Marginals
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets import FunctionTarget
@@ -163,6 +165,16 @@ def test_a_climb_into_a_funnel_has_a_result():
         q = quiet(model)
     assert not q.converged
     assert np.isfinite(q.quantile(0.5)).all()
+
+
+def test_correlations_that_round_to_a_singular_matrix_have_a_copula():
+    """Where a climb ends in a funnel without a mode, correlations are 1 within rounding error."""
+    gaussian = pb.GaussianApproximation(np.zeros(2), cholesky=np.array([[1.0, 0.0], [1.0, 1e-9]]))
+    z = np.linspace(-6, 6, 201)
+    marginals = Marginals.of_densities(gaussian.names, np.tile(z, (2, 1)), np.tile(stats.norm.pdf(z), (2, 1)))
+    x = GaussianCopula(gaussian, marginals).sample(1000, np.random.default_rng(1))
+    assert np.allclose(x[:, 0], x[:, 1], atol=1e-6)
+    assert abs(x[:, 0].std() - 1) < 4 / np.sqrt(2 * 1000)
 
 
 def test_a_regression_in_pymc_is_that_of_its_factors():

@@ -93,8 +93,8 @@ class GaussianCopula(Approximation):
     representation = "copula"
 
     def __init__(self, gaussian: GaussianApproximation, marginals: Marginals, **about: Any) -> None:
-        correlation = gaussian.cov / np.outer(gaussian.sd, gaussian.sd)
-        scores = GaussianApproximation(np.zeros(gaussian.dim), correlation, names=gaussian.names)
+        factor = (gaussian.cholesky.T / gaussian.sd).T  # of the correlations, which may round to a singular matrix
+        scores = GaussianApproximation(np.zeros(gaussian.dim), cholesky=factor, names=gaussian.names)
         vars(self).update(
             mean=marginals.mean,
             gaussian_at_mode=gaussian,
