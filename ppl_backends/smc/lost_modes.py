@@ -10,7 +10,9 @@ move evaluated, give signs of both. Climbs start
   half of it;
 - at points, including last particles, that are far denser than a Gaussian fitted to the last particles predicts. Cooled
   particles (:mod:`~ppl_backends.smc.cooling`) add to these, and so do points ahead of those where the gradient is least like
-  that of the Gaussian (:mod:`~ppl_backends.smc.densest`).
+  that of the Gaussian (:mod:`~ppl_backends.smc.densest`);
+- at the highest last particle of each mode if it is far denser than half of them explain, because some per cent of the
+  particles may have entered a spike.
 
 The mass of each mode found is measured by importance sampling from the Gaussian there, within an ellipsoid that bounds
 the weights. A mode is missed if it has more than twice the mass that the particles within the ellipsoid represent, and
@@ -181,7 +183,8 @@ def _starts(end: _EndOfPath, visited: Sequence[Any], last: Array, last_density: 
     ahead, log_density_ahead = _ahead(end, x, held)
     x = np.concatenate([x, ahead, last])
     log_density = np.concatenate([log_density, log_density_ahead, last_density])
-    return np.concatenate([elsewhere, _densest(x, log_density, held, last, last_density)])
+    dense = _densest(x, log_density, held, last, last_density)
+    return np.concatenate([elsewhere, dense, _highest(held, last, last_density)])
 
 
 def _held(last: Array, rows: Index) -> _Held:
@@ -228,6 +231,20 @@ def _ahead(end: _EndOfPath, x: Array, held: Sequence[_Held]) -> tuple[Array, Arr
     chosen = inside[np.argsort(-least[inside], kind="stable")[:_STEEPEST]]
     points = (x[chosen, None] + _LENGTHS[:, None] * ahead[chosen, None]).reshape(-1, x.shape[1])
     return points, end.log_density_and_gradient(points)[0] if len(points) else np.empty(0)
+
+
+def _highest(held: Sequence[_Held], last: Array, last_density: Array) -> Array:
+    """Return the highest last particle of each mode, if it is far denser than half of them explain.
+
+    Some per cent of the particles may have entered a spike that has more of the mass.
+    """
+    highest = list[int]()
+    for mode in held:
+        excess = mode.excess(last[mode.rows], last_density[mode.rows])
+        top = int(np.argmax(last_density[mode.rows]))
+        if excess[top] > np.median(excess) + DENSER:
+            highest.append(int(mode.rows[top]))
+    return last[sorted(highest, key=lambda row: -last_density[row])[:EACH]]
 
 
 def _densest(x: Array, log_density: Array, held: Sequence[_Held], last: Array, last_density: Array) -> Array:

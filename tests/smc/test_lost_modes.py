@@ -153,6 +153,18 @@ def test_a_spike_is_found_from_a_point_less_dense_because_of_it_than_the_slab_is
     assert lost_from(target, slab, visited) is None
 
 
+def test_a_spike_that_some_of_the_particles_entered_is_lost(monkeypatch):
+    """It holds 5 % of them and 90 % of the mass. More than one in a hundred is as dense as they are."""
+    target, rng = spike(3, 0.03, 1.0), np.random.default_rng(2)
+    x = rng.standard_normal((2000, 3))
+    x[:100] = 1.0 + 0.03 * x[:100]
+    lost = lost_from(target, x, x[1000:1002])
+    assert lost.share == pytest.approx(0.9, abs=0.03)
+    assert lost.held == pytest.approx(0.05, abs=0.01)
+    monkeypatch.setattr(lost_modes, "_highest", lambda held, last, _: last[:0])  # the broken twin
+    assert lost_from(target, x, x[1000:1002]) is None
+
+
 def test_moves_keep_the_points_where_the_gradient_is_least_like_a_gaussian():
     """Of 100,000 points a few are near the spike, and the densest of them are not; a Gaussian's own points are all alike."""
     target, rng = spike(5, 0.05, 0.5), np.random.default_rng(4)
