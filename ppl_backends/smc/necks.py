@@ -29,6 +29,11 @@ class MissedMass(NamedTuple):
         """Return whether the mass moves neither the evidence nor means and standard deviations by much."""
         return self.mass + 2.0 * self.error + self.divergent <= _NEGLIGIBLE_MASS
 
+    @property
+    def is_clear(self) -> bool:
+        """Return whether the mass is larger than its error explains."""
+        return self.mass > 2.0 * self.error
+
 
 class ShortSteps(NamedTuple):
     """Effect of moves with a quarter of the step on the last particles.
@@ -69,7 +74,9 @@ def reasons_of_neck(divergent: float, short_steps: ShortSteps | None, names: Seq
             f"{place}, so the draws have too few points there: {advice}"
         ]
     missed = short_steps.missed
-    if not short_steps.still_diverges(divergent) or (missed is not None and missed.is_negligible):
+    if missed is not None and missed.is_negligible:
+        return []
+    if not short_steps.still_diverges(divergent) and not (missed is not None and missed.is_clear):
         return []
     said = f"{said}, {100 * short_steps.divergent:.1f} % with a quarter of the step, mostly where {place}"
     if missed is not None:

@@ -54,6 +54,13 @@ def test_a_neck_of_negligible_mass_is_no_reason():
         assert "where `log_s` is small" in reason
 
 
+def test_a_clear_mass_is_a_reason_even_if_no_short_trajectory_diverges():
+    short_steps = ShortSteps(0.0, 2.3, 2, False, missed=MissedMass(0.02, 0.003, 0.0))
+    assert reasons_of_neck(0.008, short_steps)
+    assert not reasons_of_neck(0.008, short_steps._replace(missed=MissedMass(0.02, 0.012, 0.0)))
+    assert not reasons_of_neck(0.008, short_steps._replace(missed=None))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3, 6])
 def test_a_poisson_hierarchy_whose_short_trajectories_diverge_is_trusted(seed):
