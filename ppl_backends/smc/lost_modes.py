@@ -59,10 +59,8 @@ from ppl_backends.targets.wrapped import WrappedTarget
 
 _SUSPECT = 1.5  # ratio of the gradient's rise to the rise of the density; two for a Gaussian
 _COOLED, _HEATED = 0.5, 0.5  # of the run's evaluations, most
-_STEEPEST, _LENGTHS = (
-    32,
-    2.0 ** -np.arange(8.0),
-)  # points, and distances ahead in standard deviations of the last particles
+_STEEPEST = 32  # points that are looked ahead from
+_LENGTHS = 2.0 ** -np.arange(8.0)  # distances ahead, in standard deviations of the last particles
 _ERRORS = 3.0  # standard errors of the share that particles represent
 
 
