@@ -10,8 +10,9 @@ The test uses the one coordinate that correlates most with the energy error of t
 error is larger. It is one-sided and has more power than a test of all coordinates. Both sides of coordinates that scale
 others are tested too, with a margin: in non-centred variables errors can be larger opposite to the neck.
 
-If trajectories diverge with the shorter steps too, or particles move further in by more than a standard error, the
-particles on the narrow side are moved by themselves (:mod:`~ppl_backends.smc.narrow_sides`).
+The particles on the narrow side are moved by themselves (:mod:`~ppl_backends.smc.narrow_sides`) if trajectories diverge
+with the shorter steps too, or if particles that moved without a change of variables go further in by more than a
+standard error.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def try_short_steps(
         return None
     runs = in_one_mode(figures.runs)
     found, failed = _moved(path, kernel, runs, rng)
-    if found.goes_further or not (found.still_diverges(figures.divergent) or found.shift > _CLEAR):
+    shut_out = found.shift > _CLEAR and not any(run.stages[-1].moves.non_centred for run in runs)
+    if found.goes_further or not (found.still_diverges(figures.divergent) or shut_out):
         return found
     x, scale = np.concatenate([run.x for run in runs]), SHORTER * min(run.scale for run in runs)
     return found._replace(missed=missed_mass(path, kernel, x, failed, scale, rng))
