@@ -35,7 +35,7 @@ from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.targets.protocol import Array
 
 CORRELATION_LEFT = 0.1  # α' of Algorithm 14
-_DIVERGED = 20.0  # energy error of a trajectory
+DIVERGED = 20.0  # energy error of a trajectory
 # Energy error of a trajectory with a locally too long step, and the share of such trajectories above which steps are uneven.
 # Almost no trajectory of a Gaussian at an acceptance rate of 0.9 has such an error.
 _TOO_LONG, _MANY_TOO_LONG = 3.0, 0.002
@@ -188,7 +188,7 @@ def _shuffled(scales: tuple[Parameters, ...], rng: np.random.Generator) -> tuple
     return tuple(pairs.take(order) if isinstance(pairs, StepParameters) else pairs for pairs in scales)
 
 
-def share_of_divergent(info: KernelInfo, energy_error: float = _DIVERGED) -> float:
+def share_of_divergent(info: KernelInfo, energy_error: float = DIVERGED) -> float:
     """Return the share of divergent trajectories; those that left the support do not count."""
     return float(np.mean(info.divergent(energy_error)))
 

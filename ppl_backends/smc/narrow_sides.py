@@ -23,6 +23,7 @@ from scipy.stats import binom
 
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.smc.coordinates import coordinates_of
+from ppl_backends.smc.moves import DIVERGED
 from ppl_backends.smc.necks import MissedMass
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.targets.protocol import Array
@@ -33,7 +34,6 @@ _BY_CHANCE = 0.01  # probability that so many of the different points are on any
 _FEWEST_POINTS, _POINTS = 50, 600  # different ones on a side, and all that are moved, with copies
 _MOVES, _LEFT_OUT, _ADAPTED = 16, 8, 4  # moves, the first of them, which do not count, and those with the same metric
 _BLOCKS = 20
-_ENERGY_ERROR = 20.0  # of a trajectory that diverges
 _NEGLIGIBLE = 0.0002  # share of diverging trajectories, of all particles
 
 
@@ -120,7 +120,7 @@ def _outer_half(
             coordinates = coordinates_of(state, path)
         moved, info = coordinates.move(kernel, rng, state, density, scale)
         state = state.where(side(moved.x) >= bound, moved)
-        divergent.append(np.mean(~(info.log_ratio > -_ENERGY_ERROR)))
+        divergent.append(np.mean(~(info.log_ratio > -DIVERGED)))
         beyond += (side(state.x) > middle) * (k >= _LEFT_OUT)
     far = beyond / (_MOVES - _LEFT_OUT)
     blocks = [block.mean() for block in np.array_split(far, min(_BLOCKS, len(far)))]

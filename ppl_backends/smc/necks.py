@@ -74,9 +74,8 @@ def reasons_of_neck(divergent: float, short_steps: ShortSteps | None, names: Seq
             f"{place}, so the draws have too few points there: {advice}"
         ]
     missed = short_steps.missed
-    if missed is not None and missed.is_negligible:
-        return []
-    if not short_steps.still_diverges(divergent) and not (missed is not None and missed.is_clear):
+    suspected = short_steps.still_diverges(divergent) or (missed is not None and missed.is_clear)
+    if not suspected or (missed is not None and missed.is_negligible):
         return []
     said = f"{said}, {100 * short_steps.divergent:.1f} % with a quarter of the step, mostly where {place}"
     if missed is not None:

@@ -26,7 +26,7 @@ from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.protocol import Kernel, KernelInfo
 from ppl_backends.smc.coordinates import coordinates_of
 from ppl_backends.smc.health import Figures, in_one_mode
-from ppl_backends.smc.moves import share_of_divergent
+from ppl_backends.smc.moves import DIVERGED, share_of_divergent
 from ppl_backends.smc.narrow_sides import missed_mass
 from ppl_backends.smc.necks import ShortSteps
 from ppl_backends.smc.path import PathState, TemperingPath
@@ -42,8 +42,7 @@ _COST = 0.5  # of the evaluations of the runs
 _BLOCKS = 100  # largest number of groups of copies
 _TAIL = 0.02
 _FEW, _CHANGED = 64, 1e-3  # points at which gradients of the prior are compared, and their relative change
-# Energy errors of trajectories that fail, with the original step and with a quarter of it.
-_DIVERGED, _LARGE_ERROR = 20.0, 3.0
+_LARGE_ERROR = 3.0  # of a trajectory that fails with a quarter of the step
 _OTHER_SIDE = 1.0  # standard errors by which a side without large energy errors has to grow more
 
 
@@ -78,7 +77,6 @@ def _moved(
         x = run.x[:: max(1, len(run.x) * len(runs) // points)]
         walk = _Walk(path, kernel, x, run.scale, rng)
         errors.append(walk.energy_errors())
-        walk.failed.append(x[errors[-1] > _DIVERGED])
         walks.append(walk)
     starts = np.concatenate([walk.start for walk in walks])
     coordinate, upwards = where_energy_errors_are(starts, np.concatenate(errors))
@@ -119,7 +117,9 @@ class _Walk:
     def energy_errors(self) -> Array:
         """Return the absolute energy error of a trajectory of the original step from every particle."""
         _, tried = self._step(self.scale)
-        return energy_error_of(tried)
+        errors = energy_error_of(tried)
+        self.failed.append(self.start[errors > DIVERGED])
+        return errors
 
     def move(self, times: int) -> float:
         """Move the particles ``times`` times; return the share of trajectories that diverged so far."""

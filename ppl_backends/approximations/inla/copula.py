@@ -93,7 +93,7 @@ class GaussianCopula(Approximation):
     representation = "copula"
 
     def __init__(self, gaussian: GaussianApproximation, marginals: Marginals, **about: Any) -> None:
-        factor = (gaussian.cholesky.T / gaussian.sd).T  # of the correlations, which may round to a singular matrix
+        factor = gaussian.cholesky / gaussian.sd[:, None]  # of the correlations, which may round to a singular matrix
         scores = GaussianApproximation(np.zeros(gaussian.dim), cholesky=factor, names=gaussian.names)
         vars(self).update(
             mean=marginals.mean,
