@@ -21,6 +21,7 @@ from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
 CLIMBS = 8  # at once
+_WIDE = 2.0 ** np.linspace(2.0, 5.5, CLIMBS)  # times the standard deviations of a Gaussian, for climbs around it
 FRUITLESS = 8  # climbs in a row without a new mode after which the search ends, per mode found plus once
 LIKELIEST = 4  # number of climbs after a new mode that start at the points of highest density
 ITERATIONS = 30  # of a climb; climbs that are not at a mode then are dropped
@@ -80,6 +81,24 @@ def find_other_mode(target: BaseTarget, q: GaussianApproximation) -> GaussianApp
     modes, _, _ = _search(target, q, CLIMBS)
     others = [mode for mode in modes[1:] if beyond(mode.mean[None], q)[0]]
     return max(others, key=lambda mode: mode.log_evidence, default=None)
+
+
+def find_modes_around(
+    target: BaseTarget, q: GaussianApproximation, rng: np.random.Generator
+) -> list[GaussianApproximation]:
+    """Return the modes away from the mean of a Gaussian that climbs find: from prior draws, and from points around it.
+
+    These points are 4 to 45 times as wide as the Gaussian.
+    """
+    if target.dim > LARGEST_NEWTON_DIM:
+        return []
+    modes, _, _ = _search(target, q, CLIMBS)
+    starts = q.mean + _WIDE[:, None] * (q.sample(CLIMBS, rng) - q.mean)
+    starts = starts[np.isfinite(target.log_density(starts))]
+    if len(starts):
+        modes += _new_modes(target, starts, modes)
+    limit = min(bound_of_ellipsoid(q.dim), BEYOND**2)
+    return [mode for mode in modes[1:] if (q.whiten(mode.mean[None]) ** 2).sum() > limit]
 
 
 def _search(

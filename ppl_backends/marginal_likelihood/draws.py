@@ -68,6 +68,11 @@ def read_draws(source: Any, target: BaseTarget, model: Any = None) -> Draws:
         log_density = target.log_density(x.reshape(chains * length, -1)).reshape(chains, length)
     good = np.isfinite(log_density) & np.isfinite(x).all(axis=2)
     _refuse_most(target, x, good)
+    if not good.any(axis=1).all():
+        empty = int(np.argmin(good.any(axis=1)))
+        raise ModelError(
+            f"{target.label}: the log density is not finite at any draw of chain {empty}: leave this chain out"
+        )
     stuck = np.ptp(x, axis=1).max(axis=0) == 0
     if stuck.any():
         raise ModelError(f"the draws of {names[int(np.argmax(stuck))]} do not vary")
@@ -148,8 +153,10 @@ def _refuse_most(target: BaseTarget, x: Array, good: NDArray[np.bool_]) -> None:
     if good.mean() > 0.5:
         return
     bad = x[~good]
-    infinite = ~np.isfinite(bad).all(axis=0)
-    if infinite.any():
+    infinite, missing = ~np.isfinite(bad).all(axis=0), np.isnan(bad).any(axis=0)
+    if missing.any():
+        said = f"{target.names[int(np.argmax(missing))]} is NaN"
+    elif infinite.any():
         said = f"{target.names[int(np.argmax(infinite))]} lies at or beyond the edge of its support"
     else:
         said = target.explain(bad[0]) or "are they of this model and these data?"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_backends.approximations.missed_modes import lost_mode_reason
 from ppl_backends.errors import PPLBackendsWarning, SamplerWarning, user_level
 from ppl_backends.importance.beyond import LARGEST_MISSED_SHARE, share_beyond
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
@@ -18,6 +19,7 @@ from ppl_backends.marginal_likelihood.draws import Draws, read_draws
 from ppl_backends.marginal_likelihood.necks import Checked, check_draws
 from ppl_backends.marginal_likelihood.proposals import FITS, SYMMETRIC, WITH_TAILS, choose_proposal, fit_start
 from ppl_backends.marginal_likelihood.result import Evidence
+from ppl_backends.mcmc.other_modes import ADVICE, mode_without_chains
 from ppl_backends.numerics.weights import LARGEST_PARETO_K
 from ppl_backends.options import checked, choice
 from ppl_backends.random import SeedLike, spawn_generators
@@ -125,7 +127,7 @@ def evidence(
     target = as_target(model, data, cores=cores, **target_options)
     draws = read_draws(idata, target, model)
     chosen = choose_proposal(draws.x, proposal, _PROPOSALS.get(method, tuple(FITS)))
-    *rngs, prior_rng = spawn_generators(random_seed, 6)
+    *rngs, prior_rng, mode_rng = spawn_generators(random_seed, 7)
     call = _Call(target, draws, chosen, *rngs)
     checked_draws = check_draws(draws, target, call.check_rng, chosen)
     about_draws = checked_draws.reasons
@@ -133,6 +135,7 @@ def evidence(
     found = call.chosen(method, bridged, bool(about_draws))
     missed = call.missed_share(found.log_evidence, prior_rng)
     reasons = (*about_draws, *found.reasons, *_reason_of_missed(missed, checked_draws.convergence.effective))
+    reasons += call.reason_of_mode(found.log_evidence, mode_rng, bool(reasons))
     if reasons:
         text = f"evidence by {found.method}: {'; '.join(reasons)}; do not trust this evidence"
         warnings.warn(text, SamplerWarning, stacklevel=user_level())
@@ -258,6 +261,13 @@ class _Call:
         lowest = float(self.start.log_density(self.draws.x.reshape(self.draws.n, -1)).min())
         found = share_beyond(target, self.start, lowest, log_evidence, _PRIOR_POINTS, rng)
         return float("nan") if found is None else found
+
+    def reason_of_mode(self, log_evidence: float, rng: np.random.Generator, doubtful: bool) -> tuple[str, ...]:
+        """Return the reason for distrust if climbs find a mode without draws; there is no search for an evidence in doubt."""
+        if doubtful or not np.isfinite(log_evidence):
+            return ()
+        lost = mode_without_chains(self.target, self.draws.x.reshape(self.draws.n, -1), rng, log_evidence)
+        return () if lost is None else (lost_mode_reason(lost, self.target.names, ADVICE),)
 
     def _of_result(self, result: Any, method: str, bridged: Bridged, why: str) -> _Found:
         """Return the evidence of a run of this package with reasons for distrust; compare it with a sound bridge."""

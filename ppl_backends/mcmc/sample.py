@@ -17,7 +17,7 @@ from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.kernels.calibrated import TargetDensity
 from ppl_backends.kernels.streams import Generators
-from ppl_backends.mcmc.other_modes import mode_without_chains
+from ppl_backends.mcmc.other_modes import ADVICE, mode_without_chains
 from ppl_backends.options import array, check_memory, checked, integer
 from ppl_backends.parallel import run_jobs
 from ppl_backends.progress import ChainProgress
@@ -31,7 +31,6 @@ from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points, named_point
 
 REPORTS = 50  # per chain
-_ADVICE = ": use sample_smc(initial='auto'), which starts from all modes that it finds"
 
 
 class ChainDraws(NamedTuple):
@@ -292,7 +291,7 @@ def _misses_a_mode(target: BaseTarget, algorithm: Algorithm, x: Array, rng: np.r
     missed = mode_without_chains(target, np.concatenate(x), rng.spawn(1)[0])
     if missed is None:
         return ""
-    text = lost_mode_reason(missed, target.names, _ADVICE)
+    text = lost_mode_reason(missed, target.names, ADVICE)
     warnings.warn(f"{algorithm.name}: {text}", SamplerWarning, stacklevel=user_level())
     return text
 

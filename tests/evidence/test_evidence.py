@@ -162,6 +162,27 @@ def test_draws_of_the_prior_find_a_mode_without_draws():
     assert found.diagnostics["missed_share"] == pytest.approx((1 - share) / share, rel=0.7)
 
 
+@pytest.mark.parametrize(("centre", "scale", "dim"), [(0.0, 1.0, 2), (-20.0, 1.0, 30), (3.0, 0.01, 5)])
+def test_climbs_find_a_mode_without_draws_or_prior(centre, scale, dim):
+    """Half of the mass is six standard deviations from all draws; the scale and the place are not those of a prior."""
+    away = np.r_[3.0, np.zeros(dim - 1)]
+    constant = np.log(0.5) - 0.5 * dim * np.log(2 * np.pi) - dim * np.log(scale)
+
+    def density(x):
+        z = (x - centre) / scale
+        logs = np.stack([constant - 0.5 * ((z - side * away) ** 2).sum(axis=1) for side in (-1, 1)])
+        value = np.logaddexp(*logs)
+        right = np.exp(logs[1] - value)[:, None]
+        return value, (away * (2 * right - 1) - z) / scale
+
+    z = np.random.default_rng(31).standard_normal((4, 1000, dim)) - away
+    with pytest.warns(SamplerWarning, match="a mode with about [45]. % of the posterior"):
+        found = pb.evidence({"x": centre + scale * z}, FunctionTarget(dim, density), random_seed=1)
+    assert not found.trusted
+    signs = np.random.default_rng(32).choice([0.0, 2.0], (4, 1000, 1))
+    assert quietly({"x": centre + scale * (z + signs * away)}, FunctionTarget(dim, density), random_seed=1).trusted
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_chains_in_different_modes_are_never_trusted(method):
     known, rng = bimodal(separation=4.0), np.random.default_rng(6)
@@ -330,7 +351,11 @@ def test_a_density_that_is_nan_among_the_draws():
 def test_what_cannot_be_used_is_refused():
     known = conjugate_gaussian(3)
     x = gaussian_draws(known, 100, np.random.default_rng(15))
+    one_chain, most = x.copy(), x.copy()
+    one_chain[2], most[:, 20:, 1] = np.nan, np.nan
     for source, said in (
+        ({"x": one_chain}, "not finite at any draw of chain 2"),
+        ({"x": most}, r"at 320 of 400 draws; x\[1\] is NaN"),
         ({"x": np.zeros((4, 100, 3))}, "do not vary"),
         ({"x": x[:, :20]}, "20 draws a chain: expected at least 40"),
         ({"x": x[..., :2]}, "3"),
