@@ -226,6 +226,15 @@ def many_well(dim=32):
     return joint(dim, density), float(dim / 2 * (np.log(one) + 9 + 0.5 * LOG_2PI))
 
 
+def many_well_draws(dim, seed):
+    """Independent draws ``(4, 1000, dim)``: double wells by their distribution function on a grid, and normals."""
+    rng = np.random.default_rng(seed)
+    x, grid = rng.standard_normal((4, 1000, dim)), np.linspace(-4, 4, 100_001)
+    below = np.cumsum(np.exp(0.5 * grid + 6 * grid**2 - grid**4 - 11))
+    x[..., 0::2] = np.interp(rng.random((4, 1000, dim // 2)), below / below[-1], grid)
+    return x
+
+
 def with_uniform_prior(dim, log_likelihood):
     """A target from a uniform prior on the unit cube, in logit coordinates, and a log likelihood of points of the cube."""
 

@@ -17,6 +17,7 @@ import importlib.metadata
 import json
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,7 +129,7 @@ def main():
     for method, name in CASES:
         if (LABELS[method], name) in done or (options.names and name not in options.names):
             continue
-        run = Run(name, known[name], 1)
+        run = Run(name, replace(known[name], draws=None), 1)
         try:
             value, se, flagged, software = globals()[method](run)
         except Exception as error:

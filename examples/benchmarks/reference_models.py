@@ -133,6 +133,12 @@ def closed_forms():
     starts["many_well-32"] = GaussianApproximation(np.zeros(32), cholesky=np.full(32, 1.5))
     for name, start in starts.items():
         found[name] = replace(found[name], options={"smc": {"initial": start}, "tempering": {"initial": start}})
+    found["many_well-32"] = replace(
+        found["many_well-32"],
+        methods=(*found["many_well-32"].methods, "vegas"),
+        draws=partial(closed.many_well_draws, 32),
+        options=found["many_well-32"].options | {"vegas": {"evaluations": 200_000, "rotate": False, "adapt": 30}},
+    )
     return found
 
 

@@ -21,11 +21,14 @@ class Map:
         Draws of the posterior.
     widen : float
         Factor of the scales.
+    rotate : bool
+        Whether the axes are those of the covariance; else they are the coordinates, for a product of their densities.
     """
 
-    def __init__(self, x, widen=1.0):
+    def __init__(self, x, widen=1.0, rotate=True):
         self.mean = np.median(x, axis=0)
-        values, vectors = np.linalg.eigh(np.atleast_2d(np.cov(x.T)))
+        cov = np.atleast_2d(np.cov(x.T))
+        values, vectors = np.linalg.eigh(cov if rotate else np.diag(np.diag(cov)))
         self.axes, self.heavy = vectors * np.sqrt(np.maximum(values, 1e-300)) * widen, x.shape[1] <= FEW
         self.log_volume = 0.5 * np.log(np.maximum(values, 1e-300)).sum() + x.shape[1] * np.log(widen)
 
@@ -47,11 +50,11 @@ def in_blocks(log_density, x, size=20_000):
     return np.where(np.isnan(value), -np.inf, value)
 
 
-def vegas(log_density, dim, draws, seed, evaluations=6_000, adapt=6, repeats=12, widen=1.0):
+def vegas(log_density, dim, draws, seed, evaluations=6_000, adapt=6, repeats=12, widen=1.0, rotate=True):
     """Log integral, its standard error and degrees of freedom: the mean of ``repeats`` passes after ``adapt`` others."""
     import vegas as package
 
-    to_space = Map(draws, widen)
+    to_space = Map(draws, widen, rotate)
     some = draws[:: max(1, len(draws) // 500)]
     level = in_blocks(log_density, some).max() + to_space.log_volume + 0.5 * dim * np.log(2 * np.pi)
 
