@@ -35,9 +35,10 @@ def fit_student(x: Array) -> Any:
 
 
 def fit_modes(x: Array) -> Any:
-    """Return a mixture with one Gaussian for each separated mode."""
-    labels = modes(x)
-    parts = [x[labels == label] for label in range(labels.max() + 1)]
+    """Return a mixture with one Gaussian for each separated mode; a Gaussian if one has too few points for a covariance."""
+    parts = _parts(x)
+    if min(_n_distinct(part) for part in parts) <= x.shape[1]:
+        return fit_gaussian(x)
     covs = [np.atleast_2d(np.cov(part.T)) for part in parts]
     return MixtureApproximation(
         [len(part) for part in parts], [part.mean(axis=0) for part in parts], covs, method="draws"
@@ -89,14 +90,22 @@ def choose_proposal(x: Array, name: str, allowed: Sequence[str]) -> str:
 
 def _has_modes(x: Array) -> bool:
     """Return whether points are in several separated modes, with enough distinct points in each for a covariance."""
-    labels = modes(x)
-    parts = [x[labels == label] for label in range(labels.max() + 1)]
-    if len(parts) == 1 or any(
-        np.ptp(part, axis=0).min() == 0 for part in parts
-    ):  # rounded draws vary between "modes" alone
+    parts = _parts(x)
+    if len(parts) == 1:
         return False
-    fewest = min(len(np.unique(part, axis=0)) for part in parts)
+    fewest = min(_n_distinct(part) for part in parts)
     return fewest > x.shape[1] and _are_many(fewest // 2, x.shape[1])
+
+
+def _parts(x: Array) -> list[Array]:
+    """Return the points in each separated mode."""
+    labels = modes(x)
+    return [x[labels == label] for label in range(labels.max() + 1)]
+
+
+def _n_distinct(part: Array) -> int:
+    """Return the number of distinct points; 0 if a coordinate does not vary: rounded draws vary between "modes" alone."""
+    return 0 if np.ptp(part, axis=0).min() == 0 else len(np.unique(part, axis=0))
 
 
 def _are_many(n: int, dim: int) -> bool:

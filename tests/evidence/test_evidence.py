@@ -151,6 +151,15 @@ def mode_figures(known):
     return (4 * shrink, -4 * shrink), 0.7 * np.sqrt(shrink), 0.5 * (1 + known.mean[0] / (4 * shrink))
 
 
+def test_a_mode_with_too_few_points_for_a_covariance():
+    known, rng = conjugate_gaussian(10), np.random.default_rng(33)
+    x = gaussian_draws(known, 500, rng)
+    x[0, :250] = 1000.0 + x[0, np.arange(250) % 5]  # five points, repeated
+    with pytest.warns(SamplerWarning):
+        found = pb.evidence({"x": x}, known.target, proposal="mixture", random_seed=1)
+    assert not found.trusted
+
+
 def test_draws_of_the_prior_find_a_mode_without_draws():
     known, rng = bimodal(separation=4.0), np.random.default_rng(7)
     centres, spread, share = mode_figures(known)
