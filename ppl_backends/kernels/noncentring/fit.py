@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from ppl_backends.kernels.noncentring.change import RANGE, NonCentring, Scales, features, scales_of, size
@@ -251,7 +252,9 @@ class _PrecisionFit(NamedTuple):
         value: Array = (scales.log_s - 0.5 * np.minimum(self.squares * scales.s**2, _LARGEST)).sum(axis=0)
         return value
 
-    def scoring(self, coefficients: Array, log_precision: Array, free: Array, data: Any) -> tuple[Array, Array]:
+    def scoring(
+        self, coefficients: Array, log_precision: Array, free: NDArray[np.bool_], data: Any
+    ) -> tuple[Array, Array]:
         """Return coefficients ``(p, k)`` and log P by Fisher scoring in the free ones, and in log P if ``data``."""
         if not data:
             return self._scoring_of_scales(coefficients, free), log_precision
@@ -259,18 +262,19 @@ class _PrecisionFit(NamedTuple):
         free = np.vstack([free, np.ones(free.shape[1], dtype=bool)])
         moving = np.arange(free.shape[1])
         for _ in range(_ROUNDS):
-            squares = self.squares[:, moving]
-            columns, scales = self._columns(fitted[:-1, moving], fitted[-1, moving], free[:, moving])
-            excess = np.minimum(squares * scales.s**2, _LARGEST) - 1.0
-            right = np.einsum("npk,nk->kp", columns, excess, optimize=True)
-            step = _cut(np.linalg.solve(self._gram(columns), right[..., None])[..., 0].T * free[:, moving])
+            scales = scales_of(self.basis @ fitted[:-1, moving], fitted[-1, moving])
+            excess = np.minimum(self.squares[:, moving] * scales.s**2, _LARGEST) - 1.0
+            by_scale, by_data = -2.0 * self.basis.T @ (scales.w * excess), ((1.0 - scales.w) * excess).sum(axis=0)
+            right = np.vstack([by_scale, by_data]) * free[:, moving]
+            gram = self._gram(scales.w, free[:, moving])
+            step = _cut(np.linalg.solve(gram, right.T[..., None])[..., 0].T * free[:, moving])
             fitted[:, moving] += step
-            moving = moving[np.einsum("pk,kp->k", step, right) >= _CONVERGED]
+            moving = moving[(step * right).sum(axis=0) >= _CONVERGED]
             if not len(moving):
                 break
         return fitted[:-1], fitted[-1]
 
-    def _scoring_of_scales(self, coefficients: Array, free: Array) -> Array:
+    def _scoring_of_scales(self, coefficients: Array, free: NDArray[np.bool_]) -> Array:
         """Return coefficients by Fisher scoring if all P are zero: the information is that of the basis, 4 B'B."""
         square, ridge = 4.0 * self.basis.T @ self.basis, 1e-3 * np.eye(self.basis.shape[1])
         inverse = np.stack([np.linalg.inv(square * np.outer(own, own) + ridge) for own in free.T])
@@ -286,23 +290,38 @@ class _PrecisionFit(NamedTuple):
                 break
         return fitted
 
-    def standard_errors(self, coefficients: Array, log_precision: Array, free: Array) -> Array:
+    def standard_errors(self, coefficients: Array, log_precision: Array, free: NDArray[np.bool_]) -> Array:
         """Return the standard errors of the coefficients ``(p, k)``."""
         all_free = np.vstack([free, (log_precision > _NO_DATA)[None]])
-        columns, _ = self._columns(coefficients, log_precision, all_free)
+        gram = self._gram(scales_of(self.basis @ coefficients, log_precision).w, all_free)
         # Half of the sum of squared d log variance is the information
-        variance = 2.0 * np.einsum("kpp->pk", np.linalg.inv(self._gram(columns)))
-        return np.sqrt(variance[:-1])
+        return np.sqrt(2.0 * np.einsum("kpp->pk", np.linalg.inv(gram))[:-1])
 
-    def _columns(self, coefficients: Array, log_precision: Array, free: Array) -> tuple[Array, Scales]:
-        """Return the derivatives of the log variance ``(n, p + 1, k)``: by log τ they are −2w, by log P 1 − w."""
-        scales = scales_of(self.basis @ coefficients, log_precision)
-        w = scales.w[:, None, :]
-        return np.concatenate([-2.0 * w * self.basis[:, :, None], 1.0 - w], axis=1) * free, scales
+    def _gram(self, w: Array, free: NDArray[np.bool_]) -> Array:
+        """Return sums over points ``(k, p + 1, p + 1)`` of products of derivatives of the log variance.
 
-    def _gram(self, columns: Array) -> Array:
-        gram: Array = np.einsum("npk,nqk->kpq", columns, columns, optimize=True)
-        return gram + 1e-3 * np.eye(gram.shape[1])
+        By log τ they are −2w, by log P 1 − w.
+        """
+        p = self.basis.shape[1]
+        gram = np.empty((w.shape[1], p + 1, p + 1))
+        gram[:, :p, :p] = 4.0 * _weighted_gram(self.basis, w**2)
+        gram[:, p, :p] = gram[:, :p, p] = -2.0 * (w * (1.0 - w)).T @ self.basis
+        gram[:, p, p] = ((1.0 - w) ** 2).sum(axis=0)
+        return np.where(free.T[:, :, None] & free.T[:, None, :], gram, 0.0) + 1e-3 * np.eye(p + 1)
+
+
+def _weighted_gram(columns: Array, weights: Array) -> Array:
+    """Return the sums ``(k, p, p)`` of products of columns ``(n, p)``, with k sets of weights ``(n, k)``."""
+    p, k = columns.shape[1], weights.shape[1]
+    gram = np.empty((k, p, p))
+    if k < p:
+        for j in range(k):
+            gram[j] = (columns * weights[:, j : j + 1]).T @ columns
+        return gram
+    by_set = np.ascontiguousarray(weights.T)
+    for i in range(p):  # one product of matrices for all sets, several times as fast
+        gram[:, i, i:] = gram[:, i:, i] = by_set @ (columns[:, i:] * columns[:, i : i + 1])
+    return gram
 
 
 def _cut(step: Array) -> Array:
@@ -328,18 +347,23 @@ def _fit_means(x: Array, u: Array, products: Index, scales: Scales, copies: floa
     """
     n, k = x.shape
     u = features(u, products)
-    many = 2 + u.shape[1] > n // POINTS_A_REGRESSOR
-    w = scales.w[:, None, :]
-    columns = np.concatenate([np.ones((n, 1, k)), 1.0 - w, w * (u[:, : 0 if many else None, None])], axis=1)
-    columns = columns / scales.s[:, None, :]
-    gram = np.einsum("npk,nqk->kpq", columns, columns, optimize=True)
+    used = u[:, : 0 if 2 + u.shape[1] > n // POINTS_A_REGRESSOR else None]
+    w, precision = scales.w, scales.s**-2
+    edge = np.stack([np.ones_like(w), 1.0 - w])  # the first two columns; the others are w times those of u
+    gram = np.empty((k, 2 + used.shape[1], 2 + used.shape[1]))
+    gram[:, :2, :2] = np.einsum("ink,jnk,nk->kij", edge, edge, precision)
+    gram[:, :2, 2:] = ((precision * w * edge).transpose(2, 0, 1).reshape(-1, n) @ used).reshape(k, 2, -1)
+    gram[:, 2:, :2] = gram[:, :2, 2:].transpose(0, 2, 1)
+    gram[:, 2:, 2:] = _weighted_gram(used, precision * w**2)
     gram[:, 1, 1] += 1.0 / np.maximum(4.0 * x.var(axis=0), 1e-300)  # d − a ~ N(0, 4 var x) by itself
     size = np.sqrt(np.maximum(np.einsum("kpp->kp", gram), 1e-300))
     scaled = gram / (size[:, :, None] * size[:, None, :]) + _RIDGE * np.eye(gram.shape[1])
-    right = np.einsum("npk,nk->kp", columns, x / scales.s) / size
+    weighted = precision * x
+    right = np.vstack([(edge * weighted).sum(axis=1), used.T @ (w * weighted)]).T / size
     first = np.linalg.solve(scaled, right[..., None])[..., 0]
-    residual = x / scales.s - np.einsum("npk,kp->nk", columns, first / size, optimize=True)
-    error = (residual**2).mean(axis=0)[:, None] * np.einsum("kpp->kp", np.linalg.inv(scaled))
+    a, shift, *slopes = (first / size).T
+    left = x - a - (1.0 - w) * shift - w * (used @ np.reshape(slopes, (-1, k)))
+    error = (precision * left**2).mean(axis=0)[:, None] * np.einsum("kpp->kp", np.linalg.inv(scaled))
     unclear = first**2 < CLEARLY**2 * copies * error
     unclear[:, :2] = False
     kept = ~unclear
