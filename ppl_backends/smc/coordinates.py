@@ -140,9 +140,9 @@ def planned_coordinates(
 def _chosen(drawn: Resampled, chosen: Any, path: TemperingPath, rng: np.random.Generator) -> Any:
     """Return resampled particles at the stage, with gradients if the kernel uses them."""
     particles = drawn.before.take(chosen)
-    return (
-        path.with_gradients(path.extend(particles, drawn.stage, rng), drawn.stage, rng) if path.gradient else particles
-    )
+    if not path.gradient:
+        return particles
+    return path.with_gradients(path.extend(particles, drawn.stage, rng), drawn.stage, rng, len(drawn.particles.x))
 
 
 def _change(particles: PathState, path: TemperingPath) -> tuple[NonCentring | None, Any]:

@@ -17,7 +17,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.importance.proposals import StudentMixture
 from ppl_backends.kernels.protocol import Density
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.numerics.population import Population
+from ppl_backends.numerics.population import Population, concatenate
 from ppl_backends.smc.core import Start
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.targets.integral import PriorIntegral, stated_integral
@@ -125,11 +125,17 @@ class TemperingPath:
         """Return the particles at another β."""
         return population.at(stage.beta)
 
-    def with_gradients(self, population: Any, stage: Any, rng: np.random.Generator) -> Any:
-        """Return the particles with the gradients that their kernel needs; draws of the start have none."""
-        if self.gradient and population.base_gradient is None:
-            return self.density(stage)(population.x, rng)
-        return population
+    def with_gradients(self, population: Any, stage: Any, rng: np.random.Generator, rows: int | None = None) -> Any:
+        """Return the particles with the gradients that their kernel needs; draws of the start have none.
+
+        They are evaluated ``rows`` at a time. A program is compiled for every number of points, so this is the number of
+        points that moves evaluate.
+        """
+        if not self.gradient or population.base_gradient is not None:
+            return population
+        x, density = population.x, self.density(stage)
+        rows = rows or len(x)
+        return concatenate([density(x[k : k + rows], rng) for k in range(0, len(x), rows)])
 
     def density(self, stage: Any) -> Density[PathState]:
         """Return the map from points to particles of π_β."""
