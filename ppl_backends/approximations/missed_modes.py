@@ -6,8 +6,9 @@ where the spike is denser than the wide mode. For a spike at distance ρ from th
 of N(0, s²I) meet it most often if s = ρ/√d; where s is wrong by a factor f, they do exp{−d(log f + 1/(2f²) − ½)} times as
 often. As ρ is not known, the draws are divided evenly among scales from 2 to 1/32, a factor √2 apart: at the nearest one
 they meet it at least 0.97ᵈ times as often as at the best. They are differences of weighted points, around the centres of
-their modes. Only values are needed, no gradients. Where a point is far denser than q explains, or clearly denser than those
-of the same scale are, a climb begins.
+their modes. Where a point is far denser than q explains, or clearly denser than those of the same scale are, a climb begins.
+As many other draws show the spike by their gradients, from a larger distance (:mod:`~ppl_backends.approximations.unlike`): a
+climb begins ahead of such a draw where the density is far above what q explains.
 
 The draws double in number until they are 128 times as many as the points, or a second has passed on the processor.
 
@@ -26,13 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from ppl_backends.approximations.densest import Densest
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.heated import Region, region_when_heated
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.modes import beyond
 from ppl_backends.approximations.newton import modes_above
 from ppl_backends.approximations.resolve import has_one_mode, one_mode_given_few
-from ppl_backends.approximations.wide_modes import mass_around
+from ppl_backends.approximations.unlike import ahead
+from ppl_backends.approximations.wide_modes import in_blocks, mass_around
+from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, systematic_resampling
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
@@ -49,7 +53,7 @@ _FEWEST_INSIDE = 20  # least number of points that measure the mass around them
 _EXPECTED = 4.0  # times as many, by its share, if they are said not to know it
 _ERRORS = 3.0  # relative standard errors of the mass that points represent
 _SCALES = 2.0 ** np.arange(1.0, -5.5, -0.5)
-_FIRST_ROUND, _LARGEST_FIRST_ROUND = 16, 2**15  # times the weighted points, and at most, whatever they cost
+_FIRST_ROUND, _LARGEST_FIRST_ROUND = 16, 2**14  # times the weighted points, and at most, whatever they cost
 _ALL_ROUNDS, _LARGEST_OF_ALL = 128, 2**20
 _SECONDS = 1.0  # on the processor, which no round but the first is expected to exceed
 HEATED_ROWS = 256  # points of one call
@@ -136,14 +140,33 @@ def find_missed_mode(
             return missed
         for n in _rounds(len(points), min(most, _LARGEST_OF_ALL)):
             if n:
-                x, scale = draws.more(max(1, n // rows) * rows)
+                n = max(1, n // rows) * rows
+                x, scale, _ = draws.more(n)
                 found = np.concatenate([weigh(block) for block in np.split(x, len(x) // rows)])
-                starts = np.concatenate([starts, _heaviest(x, _excess(found, scale, floor))])
+                near = _ahead_of_steepest(target, draws, n, rows)
+                near = _heaviest(near, in_blocks(weigh, near, rows) - floor)
+                starts = np.concatenate([starts, _heaviest(x, _excess(found, scale, floor)), near])
             missed = _largest_missed(target, np.unique(starts, axis=0), points, log_weights, rng)
             if missed is not None:
                 return missed
             starts = starts[:0]
     return None
+
+
+def _ahead_of_steepest(target: BaseTarget, draws: _DrawnIn, n: int, rows: int) -> Array:
+    """Return points ``(m, dim)`` ahead of those of ``n`` draws where the gradient is least like that at others of a scale."""
+    x, scale, label = draws.more(n)
+    parts = [target.log_density_and_gradient(block) for block in np.split(x, n // rows)]
+    value, gradient = (np.concatenate(part) for part in zip(*parts, strict=True))
+    points = list[Array]()
+    for mode, members in enumerate(draws.groups()):
+        metric = metric_from_points(draws.points[members])
+        for k in range(len(_SCALES)):
+            own = (label == mode) & (scale == k)
+            seen = Densest(metric)
+            seen.see_gradients(x[own], value[own], gradient[own])
+            points.append(ahead(seen.x, seen.ahead))
+    return np.concatenate(points)
 
 
 def _rounds(points: int, most: int) -> Iterator[int]:
@@ -164,7 +187,7 @@ class _DrawnIn:
     """
 
     def __init__(self, points: Array, rng: np.random.Generator) -> None:
-        self._points, self._rng, self._done = points, rng, 0
+        self.points, self._rng, self._done = points, rng, 0
         self._labels = modes(points)
         self._members = [np.flatnonzero(self._labels == label) for label in range(self._labels.max() + 1)]
 
@@ -172,9 +195,9 @@ class _DrawnIn:
         """Return which points are of each mode."""
         return self._members
 
-    def more(self, n: int) -> tuple[Array, Index]:
-        """Return ``n`` further draws, and which scale each has."""
-        points, at = self._points, self._done + np.arange(n)
+    def more(self, n: int) -> tuple[Array, Index, Index]:
+        """Return ``n`` further draws, which scale each has, and which mode."""
+        points, at = self.points, self._done + np.arange(n)
         self._done += n
         first, scale = at % len(points), (at + at // len(points)) % len(_SCALES)
         x = np.empty((n, points.shape[1]))
@@ -182,7 +205,7 @@ class _DrawnIn:
             own = np.flatnonzero(self._labels[first] == label)
             apart = points[first[own]] - points[self._rng.choice(members, len(own))]
             x[own] = np.median(points[members], axis=0) + apart * (_SCALES[scale[own]] / np.sqrt(2.0))[:, None]
-        return x, scale
+        return x, scale, self._labels[first]
 
 
 def _excess(log_weights: Array, scale: Index, floor: float) -> Array:

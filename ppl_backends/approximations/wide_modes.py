@@ -136,5 +136,9 @@ def weighted_gaussian(x: Array, weights: Array, widening: float = 1.0) -> Gaussi
 
 def in_blocks(log_density: Callable[[Array], Array], x: Array, rows: int) -> Array:
     """Return the log density at points ``(n, dim)``, zero density where it is not a number, from calls of ``rows`` points."""
-    value = np.concatenate([log_density(block) for block in np.split(x, len(x) // rows)])
+    if not len(x):
+        return np.empty(0)
+    calls = -(-len(x) // rows)
+    padded = np.concatenate([x, np.repeat(x[-1:], calls * rows - len(x), axis=0)])
+    value = np.concatenate([log_density(block) for block in np.split(padded, calls)])[: len(x)]
     return np.where(value < np.inf, value, -np.inf)

@@ -57,7 +57,7 @@ from ppl_backends.targets.digest import digest_of_approximation
 from ppl_backends.targets.protocol import BaseTarget
 from ppl_backends.targets.state_space.filter import FilterState
 
-_FORMAT = 5
+_FORMAT = 6
 # The data needed to draw from a start, to evaluate it and to judge it, by kind; EP's is a Gaussian.
 _OF_ANY = ("names", "method", "converged", "log_evidence", "diagnostics", "trouble")
 _GAUSSIAN = ("mean", "factor", "directions", "upper", "accuracy", *_OF_ANY)

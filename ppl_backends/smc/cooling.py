@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ppl_backends.approximations.densest import Densest
 from ppl_backends.kernels.calibrated import Evaluated
 from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.kernels.protocol import KernelParameters
-from ppl_backends.smc.densest import Densest
-from ppl_backends.targets.protocol import Array
+from ppl_backends.targets.protocol import Array, Index
 
 _POWERS = 2.0 ** np.concatenate([np.arange(0.5, 4.1, 0.5), np.arange(5.0, 8.1)])
 _PARTICLES, _MOVES = 1024, 3
@@ -25,29 +25,37 @@ _PARTICLES, _MOVES = 1024, 3
 def densest_when_cooled(
     density: Callable[[Array], tuple[Array, Array]],
     particles: Array,
+    labels: Index,
     rows: int,
     evaluations: float,
     rng: np.random.Generator,
-) -> Densest:
-    """Return the densest points evaluated; ``density`` gives the log density and its gradient at points ``(n, dim)``.
+) -> list[Densest]:
+    """Return notable points evaluated; ``density`` gives the log density and its gradient at points ``(n, dim)``.
 
-    The number of particles moved, in calls of ``rows``, follows from the number of ``evaluations``.
+    ``labels`` ``(n,)`` are of the particles' modes. The number of particles moved, in calls of ``rows``, follows from the
+    number of ``evaluations``.
     """
     dim, kernel = particles.shape[1], Hmc()
     metric = metric_from_points(particles)
-    found = Densest(metric)
     each = len(_POWERS) * _MOVES * kernel.n_steps(kernel.initial_scale(dim))
     calls = min(max(_PARTICLES // rows, 1), int(min(evaluations, 1e9) / (each * rows)))
     if not calls:
-        return found
-    x = particles[np.unique(np.linspace(0, len(particles) - 1, calls * rows).astype(np.intp))]
+        return []
+    chosen = np.unique(np.linspace(0, len(particles) - 1, calls * rows).astype(np.intp))
+    members = [np.flatnonzero(labels[chosen] == label) for label in np.unique(labels[chosen])]
+    x, found = particles[chosen], list[Densest]()
     value, gradient = density(x)
     for power in _POWERS:
+        seen = list[tuple[Array, Array, Array]]()
 
-        def cooled(points: Array, _: np.random.Generator, power: float = power) -> Evaluated:
+        def cooled(
+            points: Array,
+            _: np.random.Generator,
+            power: float = power,
+            seen: list[tuple[Array, Array, Array]] = seen,
+        ) -> Evaluated:
             value, gradient = density(points)
-            found.see(points, value)
-            found.see_gradients(points, value, gradient)
+            seen.append((points, value, gradient))
             return Evaluated(points, power * value, power * gradient)
 
         state = Evaluated(x, power * value, power * gradient)
@@ -57,4 +65,9 @@ def densest_when_cooled(
         for _ in range(_MOVES):
             state, _ = short.step(rng, state, cooled, used)
         x, value, gradient = state.x, state.log_density / power, state.gradient / power
+        for own in members:  # the gradient is smooth in one mode
+            points = [np.concatenate([part[own] for part in parts]) for parts in zip(*seen, strict=True)]
+            found.append(Densest(metric))
+            found[-1].see(*points[:2])
+            found[-1].see_gradients(*points)
     return found

@@ -10,7 +10,7 @@ move evaluated, give signs of both. Climbs start
   half of it;
 - at points, including last particles, that are far denser than a Gaussian fitted to the last particles predicts. Cooled
   particles (:mod:`~ppl_backends.smc.cooling`) add to these, and so do points ahead of those where the gradient is least like
-  that of the Gaussian (:mod:`~ppl_backends.smc.densest`);
+  that of the Gaussian (:mod:`~ppl_backends.approximations.densest`);
 - at the highest last particle of each mode if it is far denser than half of them explain, because some per cent of the
   particles may have entered a spike.
 
@@ -46,21 +46,21 @@ from ppl_backends.approximations.missed_modes import (
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.modes import beyond
 from ppl_backends.approximations.newton import modes_above
+from ppl_backends.approximations.unlike import ahead, directions, smooth_gradient, unlike
 from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.numerics.differences import difference_hessian
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.cooling import densest_when_cooled
-from ppl_backends.smc.densest import unlike
 from ppl_backends.smc.evidence import effective_lineages
 from ppl_backends.smc.path import TemperingPath
+from ppl_backends.smc.records import Visited, joined
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 from ppl_backends.targets.wrapped import WrappedTarget
 
 _SUSPECT = 1.5  # ratio of the gradient's rise to the rise of the density; two for a Gaussian
 _COOLED, _HEATED = 0.5, 0.5  # of the run's evaluations, most
 _STEEPEST = 32  # points that are looked ahead from
-_LENGTHS = 2.0 ** -np.arange(8.0)  # distances ahead, in standard deviations of the last particles
 _ERRORS = 3.0  # standard errors of the share that particles represent
 
 
@@ -97,10 +97,10 @@ def find_lost_mode(
     last = np.concatenate([run.x for run in runs])
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         end = _EndOfPath(path, rows)
-        cooled = densest_when_cooled(end.log_density_and_gradient, last, rows, _COOLED * evaluations, rng)
-        starts = _starts(
-            end, [*(run.visited for run in runs), cooled], last, np.concatenate([r.log_density for r in runs])
-        )
+        labels = modes(last)
+        cooled = densest_when_cooled(end.log_density_and_gradient, last, labels, rows, _COOLED * evaluations, rng)
+        visited = joined([*(run.visited for run in runs), *cooled])
+        starts = _starts(end, visited, last, np.concatenate([r.log_density for r in runs]), labels)
         if not len(starts):
             return None
         climbs = modes_above(end, starts, ITERATIONS)
@@ -169,16 +169,14 @@ class _Held(NamedTuple):
         return log_density + 0.5 * squares
 
 
-def _starts(end: _EndOfPath, visited: Sequence[Any], last: Array, last_density: Array) -> Array:
+def _starts(end: _EndOfPath, visited: Visited, last: Array, last_density: Array, labels: Index) -> Array:
     """Return the points ``(m, dim)`` at which climbs start."""
-    x = np.concatenate([points.x for points in visited])
-    log_density = np.concatenate([points.log_density for points in visited])
-    labels = modes(last)
+    known = np.isfinite(visited.log_density)
+    x, log_density, vectors = visited.x[known], visited.log_density[known], visited.ahead[known]
     held = [_held(last, np.flatnonzero(labels == label)) for label in range(labels.max() + 1)]
-    x, log_density = x[np.isfinite(log_density)], log_density[np.isfinite(log_density)]
     outside = np.all([each.beyond(x) for each in held], axis=0)
     elsewhere = _leading_elsewhere(end, x[outside], log_density[outside], held, last, last_density)
-    ahead, log_density_ahead = _ahead(end, x, held)
+    ahead, log_density_ahead = _ahead(end, x, vectors, held)
     x = np.concatenate([x, ahead, last])
     log_density = np.concatenate([log_density, log_density_ahead, last_density])
     dense = _densest(x, log_density, held, last, last_density)
@@ -210,25 +208,32 @@ def _leading_elsewhere(
     return x[np.union1d(lowest, highest)]
 
 
-def _ahead(end: _EndOfPath, x: Array, held: Sequence[_Held]) -> tuple[Array, Array]:
-    """Return points ahead of those where the gradient is least like that of any Gaussian of the last particles.
+def _ahead(end: _EndOfPath, x: Array, vectors: Array, held: Sequence[_Held]) -> tuple[Array, Array]:
+    """Return points ahead of those where the gradient is unlike that of a wide mode.
 
-    From near a narrow mode the difference of the gradients leads to it, at a distance that is not known.
+    These are the points that have vectors, and of all others those least like the last particles.
     """
+    noted = vectors.any(axis=(1, 2))
+    points = np.concatenate([ahead(x[noted], vectors[noted]), _ahead_of_steepest(end, x[~noted], held)])
+    return points, end.log_density_and_gradient(points)[0] if len(points) else np.empty(0)
+
+
+def _ahead_of_steepest(end: _EndOfPath, x: Array, held: Sequence[_Held]) -> Array:
+    """Return points ahead of those where the gradient is least like that of any mode of the last particles."""
     x = x[np.any([~mode.beyond(x) for mode in held], axis=0)]
     if not len(x):
-        return x, np.empty(0)
+        return x
     _, gradient = end.log_density_and_gradient(x)
-    least, ahead = np.full(len(x), np.inf), np.zeros_like(x)
+    least, along = np.full(len(x), np.inf), np.zeros((len(x), 2, x.shape[1]))
     for mode in held:
-        square, difference = unlike(mode.gaussian, x / mode.scale, gradient * mode.scale)
+        scaled = x / mode.scale, gradient * mode.scale
+        own = ~mode.beyond(x)
+        square, difference = unlike(mode.gaussian, *scaled, smooth_gradient(*(part[own] for part in scaled)))
         nearer = (square >= 0) & (square < least)
-        unit = difference[nearer] / np.sqrt(np.maximum(square[nearer], 1e-300))[:, None]
-        least[nearer], ahead[nearer] = square[nearer], mode.gaussian.colour(unit) * mode.scale
+        least[nearer], along[nearer] = square[nearer], directions(mode.gaussian, difference[nearer]) * mode.scale
     inside = np.flatnonzero(np.isfinite(least))
     chosen = inside[np.argsort(-least[inside], kind="stable")[:_STEEPEST]]
-    points = (x[chosen, None] + _LENGTHS[:, None] * ahead[chosen, None]).reshape(-1, x.shape[1])
-    return points, end.log_density_and_gradient(points)[0] if len(points) else np.empty(0)
+    return ahead(x[chosen], along[chosen])
 
 
 def _highest(held: Sequence[_Held], last: Array, last_density: Array) -> Array:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ppl_backends.approximations.densest import Densest
 from ppl_backends.approximations.missed_modes import can_be_sought
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.outside import OutsidePoints
@@ -29,7 +30,6 @@ from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.population import concatenate
 from ppl_backends.smc.coordinates import Coordinates, coordinates_of, coordinates_of_chains, planned_coordinates
 from ppl_backends.smc.core import Moved, Resampled
-from ppl_backends.smc.densest import Densest
 from ppl_backends.smc.mixing import WeightAutocorrelation, correlation_left
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.targets.protocol import Array

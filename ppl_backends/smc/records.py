@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -98,11 +100,18 @@ class WeightedPoints:
 class Visited:
     """Some particles of every stage before its moves, and notable points ``(m, dim)`` that the moves evaluated.
 
-    ``log_density`` ``(m,)`` is that of the path's end.
+    ``log_density`` ``(m,)`` is that of the path's end. A narrow mode is looked for along vectors ``ahead`` ``(m, 2, dim)``
+    that are not zero.
     """
 
     x: Array
     log_density: Array
+    ahead: Array
+
+    @classmethod
+    def of(cls, x: Array, log_density: Array) -> Visited:
+        """Return points with nothing ahead of them."""
+        return cls(x, log_density, np.zeros((len(x), 2, x.shape[1])))
 
     def after(self, step: Step) -> Visited:
         """Add the particles at the beginning of a stage."""
@@ -110,8 +119,13 @@ class Visited:
         most = _VISITED if len(self.x) else _VISITED_FIRST
         rows = np.linspace(0, len(state.x) - 1, min(most, len(state.x))).astype(np.intp)
         ends = state.take(rows).at(1.0)
-        parts = [self, ends] if step.moved.densest is None else [self, ends, step.moved.densest]
-        return Visited(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "log_density")))
+        parts = [self, Visited.of(ends.x, ends.log_density)]
+        return joined(parts if step.moved.densest is None else [*parts, step.moved.densest])
+
+
+def joined(parts: Sequence[Any]) -> Visited:
+    """Return the points of several records."""
+    return Visited(*(np.concatenate([getattr(part, key.name) for part in parts]) for key in fields(Visited)))
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def _begin(
         "weighted": WeightedPoints(),
     }
     if can_be_sought(path.target):
-        records["visited"] = Visited(np.empty((0, path.target.dim)), np.empty(0))
+        records["visited"] = Visited.of(np.empty((0, path.target.dim)), np.empty(0))
     if how.unbiased:
         records["plan"] = Plan() if pilot is None else replace(pilot.records["plan"], pilot=False)
     if how.keep_ladder and (pilot is not None or not how.unbiased):

@@ -6,11 +6,12 @@ from scipy.special import logsumexp
 
 import ppl_backends as pb
 from ppl_backends.approximations import missed_modes
+from ppl_backends.approximations.densest import Densest
+from ppl_backends.approximations.unlike import unlike
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance import sampling
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc import lost_modes, sample
-from ppl_backends.smc.densest import Densest, unlike
 from ppl_backends.smc.lost_modes import find_lost_mode
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.records import Visited
@@ -133,7 +134,7 @@ def test_a_spike_with_most_of_the_mass_is_found(dim, width, offset):
 def lost_from(target, x, visited):
     """Return the mode that is found from a visited point besides particles, none of which is cooled."""
     density = target.log_density
-    last = Visits(x, density(x), Visited(visited, density(visited)))
+    last = Visits(x, density(x), Visited.of(visited, density(visited)))
     return find_lost_mode(PriorPath(target), [last], np.log(0.1), 100, np.random.default_rng(0), 0.0)
 
 
@@ -151,6 +152,36 @@ def test_a_spike_is_found_from_a_point_less_dense_because_of_it_than_the_slab_is
     assert lost.share == pytest.approx(0.9, abs=0.02)
     monkeypatch.setattr(lost_modes, "_STEEPEST", 0)  # the broken twin
     assert lost_from(target, slab, visited) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_spike_is_found_from_points_at_which_it_has_a_millionth_of_the_density(seed):
+    """Correlations of the wide mode are 0.9; no cooled particle enters the narrow one, which is spherical."""
+    dim, width, rng = 20, 0.03, np.random.default_rng(seed)
+    cov = 0.9 + 0.1 * np.eye(dim)
+    precision, log_det = np.linalg.inv(cov), np.linalg.slogdet(cov)[1]
+    centre = np.linalg.cholesky(cov) @ np.random.default_rng(7).choice([-0.31, 0.31], dim)
+
+    def likelihood(x):
+        slope, near = x @ precision, (x - centre) / width
+        logs = np.stack(
+            [
+                np.log(0.1) - 0.5 * (x * slope).sum(axis=1) - 0.5 * log_det,
+                np.log(0.9) - 0.5 * (near**2).sum(axis=1) - dim * np.log(width),
+            ]
+        )
+        total = np.logaddexp(*logs)
+        share = np.exp(logs - total)[..., None]
+        return total, -share[0] * slope - share[1] * near / width
+
+    def prior(x):  # is not drawn from
+        return np.full(len(x), -0.5 * dim * np.log(2 * np.pi)), np.zeros_like(x)
+
+    target = pb.FunctionTarget(dim, likelihood, prior)
+    x = rng.multivariate_normal(np.zeros(dim), cov, 4000)
+    last = Visits(x, target.log_density(x), Visited.of(x[:1], target.log_density(x[:1])))
+    lost = find_lost_mode(PriorPath(target), [last], np.log(0.1), 400, rng, 1.4e5)
+    assert lost.share == pytest.approx(0.9, abs=0.02)
 
 
 def test_a_spike_that_some_of_the_particles_entered_is_lost(monkeypatch):
@@ -237,6 +268,20 @@ def test_a_spike_that_one_draw_in_a_hundred_thousand_meets_is_found(monkeypatch)
     assert abs(attrs["log_evidence"]) < 4 * attrs["log_evidence_se"] + 0.005
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_spike_is_found_from_the_gradients_of_draws_that_miss_it(monkeypatch, seed):
+    """One draw in 700,000 meets the spike, and there are 131,072; the broken twin looks at no gradients."""
+    monkeypatch.setattr(missed_modes, "_SECONDS", np.inf)
+    monkeypatch.setattr(missed_modes, "_LARGEST_OF_ALL", 2**17)
+    attrs = by_importance(spike(20, 0.05, 0.2), seed).posterior.attrs
+    assert attrs["log_evidence_trusted"] == 1
+    assert abs(attrs["log_evidence"]) < 4 * attrs["log_evidence_se"] + 0.005
+    if seed == 0:
+        monkeypatch.setattr(missed_modes, "_ahead_of_steepest", lambda target, *_: np.empty((0, 20)))
+        attrs = by_importance(spike(20, 0.05, 0.2), seed).posterior.attrs
+        assert attrs["log_evidence"] == pytest.approx(np.log(0.1), abs=0.02)
+
+
 def test_a_wide_mode_around_a_narrow_one_is_found(monkeypatch):
     """All climbs end in the spike, and the rest has no maximum of its own; the broken twin misses a tenth, and is trusted."""
     target = spike(20, 0.1, 0.2)
@@ -315,6 +360,6 @@ def test_a_mode_with_few_lineages_by_chance_is_not_called_lost(monkeypatch, each
     target, rng = two_modes(2), np.random.default_rng(0)
     x = np.repeat([4.0, -4.0], [30, 1970])[:, None] + SD * rng.standard_normal((2000, 2))
     density = target.log_density(x)
-    last = Visits(x, density, Visited(x[:30], density[:30]))
+    last = Visits(x, density, Visited.of(x[:30], density[:30]))
     lost = find_lost_mode(PriorPath(target), [last], 0.0, 100, rng, 1e5, np.arange(2000) // each)
     assert (lost is not None) == is_lost
