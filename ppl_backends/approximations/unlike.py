@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import lstsq
 
 from ppl_backends.approximations.modes import bound_of_ellipsoid
 from ppl_backends.numerics.gaussian import Gaussian
@@ -59,7 +60,7 @@ def smooth_gradient(x: Array, gradient: Array) -> SmoothGradient | None:
     centre, scale = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-150)
     columns, kept = _columns((x - centre) / scale, squares), np.arange(most)
     for _ in range(3):
-        coefficients = np.asarray(np.linalg.lstsq(columns[kept], gradient[kept], rcond=None)[0], np.float64)
+        coefficients = lstsq(columns[kept], gradient[kept], lapack_driver="gelsy", check_finite=False)[0]
         residual = (((gradient - columns @ coefficients) * scale) ** 2).sum(axis=1)
         kept = np.flatnonzero(residual <= np.quantile(residual, 1.0 - _TRIMMED))
     return SmoothGradient(centre, scale, coefficients)
