@@ -186,7 +186,7 @@ def calls_per_chain():
 
 
 def test_ctrl_c_keeps_the_chains_that_finished():
-    target = Hooked(interrupt_at(int(1.5 * calls_per_chain())))
+    target = Hooked(interrupt_at(int(1.3 * calls_per_chain())))
     with pytest.warns(SamplerWarning, match="interrupted: 2 of 3 chains stopped before beta = 1 and are left out"):
         idata = pb.sample_smc(target, **OPTIONS)
     posterior = group(idata, "posterior")
