@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pymc as pm
+import pytensor
 
 import ppl_backends as pb
 from ppl_backends.datasets import load_binary_regression
@@ -49,12 +50,78 @@ def pima():
     return model
 
 
+def ordinal(n=300):
+    """Return an ordered logistic regression with four levels."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((n, 4))
+    y = np.digitize(x @ [1.0, -0.5, 0.0, 0.8] + rng.logistic(size=n), [-1.5, 0.0, 1.5])
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=4)
+        ordered = pm.distributions.transforms.ordered
+        cut = pm.Normal("cut", 0, 3, shape=3, transform=ordered, initval=[-1.0, 0.0, 1.0])
+        pm.OrderedLogistic("y", eta=x @ beta, cutpoints=cut, observed=y)
+    return model
+
+
+def epidemic(steps=60):
+    """Return an epidemic as a differential equation, solved by Runge-Kutta steps in a scan."""
+
+    def slopes(s, i, b, g):
+        return -b * s * i, b * s * i - g * i
+
+    def step(s, i, b, g, h=0.5):
+        k1 = slopes(s, i, b, g)
+        k2 = slopes(s + h / 2 * k1[0], i + h / 2 * k1[1], b, g)
+        k3 = slopes(s + h / 2 * k2[0], i + h / 2 * k2[1], b, g)
+        k4 = slopes(s + h * k3[0], i + h * k3[1], b, g)
+        return tuple(v + h / 6 * (p + 2 * q + 2 * r + w) for v, p, q, r, w in zip((s, i), k1, k2, k3, k4, strict=True))
+
+    state, path = (0.99, 0.01), []
+    for _ in range(steps):
+        state = step(*state, 0.9, 0.3)
+        path.append(state[1])
+    y = np.random.default_rng(3).poisson(500 * np.array(path[3::4]))
+    with pm.Model() as model:
+        b, g, first = pm.LogNormal("b", 0, 0.5), pm.LogNormal("g", -1, 0.5), pm.Beta("first", 1, 50)
+        (_, i), _ = pytensor.scan(step, outputs_info=[1 - first, first], non_sequences=[b, g], n_steps=steps)
+        pm.Poisson("y", 500 * pm.math.clip(i[3::4], 1e-9, 1.0), observed=y)
+    return model
+
+
+def zero_inflated(n=250):
+    """Return a zero-inflated Poisson regression."""
+    rng = np.random.default_rng(11)
+    x = rng.standard_normal((n, 3))
+    y = rng.poisson(np.exp(0.8 + x @ [0.3, -0.4, 0.1])) * (rng.random(n) < 0.7)
+    with pm.Model() as model:
+        a, b, psi = pm.Normal("a", 0, 2), pm.Normal("b", 0, 1, shape=3), pm.Beta("psi", 2, 2)
+        pm.ZeroInflatedPoisson("y", psi=psi, mu=pm.math.exp(a + x @ b), observed=y)
+    return model
+
+
+def autoregression(n=200):
+    """Return an autoregression of order two."""
+    rng = np.random.default_rng(8)
+    y = np.zeros(n)
+    for t in range(2, n):
+        y[t] = 0.6 * y[t - 1] + 0.2 * y[t - 2] + rng.standard_normal()
+    with pm.Model() as model:
+        rho, sigma = pm.Normal("rho", 0, 0.5, shape=3), pm.HalfNormal("sigma", 2)
+        start = pm.Normal.dist(0, 5)
+        pm.AR("y", rho=rho, sigma=sigma, constant=True, ar_order=2, init_dist=start, observed=y)
+    return model
+
+
 THREE = [-3.0, 0.0, 3.0]
 MODELS = {
     "mixture of three ordered normals, 300 rows": lambda: ordered_mixture(3, THREE, 300, 1),
     "the same data, four normals": lambda: ordered_mixture(4, THREE, 300, 1),
     "negative binomial hierarchy, 400 rows": counts,
     "logistic regression, Pima": pima,
+    "ordered logistic regression": ordinal,
+    "epidemic, differential equation": epidemic,
+    "zero-inflated Poisson regression": zero_inflated,
+    "autoregression": autoregression,
     **{
         name: HOSTILE[name]
         for name in ("eight schools, non-centred", "group effect", "Student regression", "random intercepts")
