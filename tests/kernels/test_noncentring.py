@@ -13,6 +13,7 @@ from ppl_backends.kernels.noncentring import NonCentring, find_noncentring, non_
 from ppl_backends.kernels.protocol import KernelParameters
 from ppl_backends.numerics.population import Population
 from tests.toys import banana, double_funnel
+from tests.toys import funnel as funnel_target
 
 N_EFFECTS, SD, PRIOR_SD = 6, 3.0, 4.0
 OBSERVED, ERRORS = np.array([3.0, 1.0, -0.5, 0.8, -0.2, 2.0]), np.array([1.5, 1.0, 1.6, 1.1, 0.9, 1.8])
@@ -113,6 +114,19 @@ def test_the_determinant_and_the_gradient_are_those_of_differences(change):
     np.testing.assert_allclose(np.linalg.slogdet(jacobian)[1], change.log_determinant(z), atol=1e-6)
     slope = np.column_stack([(log_density(z + e) - log_density(z - e)) / 2e-6 for e in step])
     np.testing.assert_allclose(change.gradient(z, -change.to_x(z)), slope, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3, 5])
+def test_copies_of_few_points_show_no_roots_by_chance(seed):
+    """Five hundred particles of a funnel in a hundred dimensions; up to 28 coordinates were roots, or no effects."""
+    rng = np.random.default_rng(seed)
+    v = rng.standard_normal(500)
+    weights = np.exp(0.8 * rng.standard_normal(500))
+    x = np.column_stack([v, np.exp(0.5 * v)[:, None] * rng.standard_normal((500, 99))])
+    x = x[np.sort(rng.choice(500, 500, p=weights / weights.sum()))]
+    found = find_noncentring(x, funnel_target(99).log_density_and_gradient(x)[1])
+    assert 0 in found.others
+    assert len(found.effects) >= 97
 
 
 @pytest.mark.parametrize("n", [100, 1000])

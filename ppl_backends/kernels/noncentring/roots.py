@@ -16,12 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import linalg
+from scipy.stats import norm
 
 from ppl_backends.kernels.noncentring.change import size
 from ppl_backends.numerics.robust import median_and_width
 from ppl_backends.targets.protocol import Array, Index
 
 CLEARLY = 4.5  # standard errors of a slope
+_BY_CHANCE = 1e-3  # slopes that are clear by chance, of all that are compared
 _SHOWS = 2.5  # the same of an effect whose root is known from others
 _LEAST_EFFECT = 0.25  # change of log s, or of a mean in units of s, with a standard deviation of a root
 _LEAST_LEFT = 0.05  # share of a coordinate's variance not explained by the roots, above which it may be a root too
@@ -208,5 +210,6 @@ def slopes_on(columns: Array, responses: Array, copies: float) -> Array:
 def _where_clear(slopes: Array, residual: Array, square: Array, n: int, copies: float) -> Array:
     """Return slopes if they are clear, else 0, from sums of squares of residuals and of regressors."""
     error = np.sqrt(copies * np.maximum(residual, 0.0) / n / square)
-    clear = np.abs(slopes) > np.maximum(CLEARLY * error, _LEAST_EFFECT)
+    clearly = max(CLEARLY, float(norm.isf(_BY_CHANCE / max(1, slopes.size))))
+    clear = np.abs(slopes) > np.maximum(clearly * error, _LEAST_EFFECT)
     return np.where(clear & (square > _LEAST_LEFT * n), slopes, 0.0)
