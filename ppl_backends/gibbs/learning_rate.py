@@ -41,6 +41,7 @@ from ppl_backends.targets.protocol import Array, Index
 METHODS = ("cross-validation", "bound", "annealing", "safe-bayes")
 FITS = ("vi", "ep", "smc")
 TOLERANCE = 1e-2  # nats, of the fits that are compared
+_SAME = 1e-3  # nats between the pseudo-evidences of all scales, below which they choose none
 
 
 class LearningRateChoice(NamedTuple):
@@ -232,9 +233,9 @@ def choose_prior_scale(
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(40, 2))
     >>> y = np.sign(X @ [1.0, -1.0] + 0.5 * rng.normal(size=40))
-    >>> posterior = GibbsPosterior((0.0, 1.0), "auc", X, y, learning_rate=10.0)
+    >>> posterior = GibbsPosterior((0.0, 1.0), "hinge", X, y, learning_rate=10.0)
     >>> choose_prior_scale(posterior, [0.01, 1.0]).scale
-    0.01
+    1.0
     """
     prior = posterior.gaussian_prior
     if prior is None:
@@ -260,11 +261,23 @@ def choose_prior_scale(
         for scale in scales:
             evidence(float(scale))
         best, candidates = max(tried, key=lambda pair: pair[1])[0], len(tried)
+    table = np.array(sorted(tried))
+    _warn_if_same(table[:, 1], best)
     if fit == "ep":
         fit_ep(at(best))  # warns if its evidence or moments are wrong
     chosen = at(best)._tuned(*posterior.tuning, TuningRecord("prior", "pseudo-evidence", candidates))
-    table = np.array(sorted(tried))
     return PriorScaleChoice(chosen, best, table[:, 0], table[:, 1])
+
+
+def _warn_if_same(evidence: Array, best: float) -> None:
+    spread = np.ptp(evidence)
+    if len(evidence) > 1 and spread <= _SAME:
+        warnings.warn(
+            f"the pseudo-evidence is the same at all scales (within {spread:.0e}), as with a loss that depends on the "
+            f"direction of the coefficients only; the chosen scale {best:.4g} is arbitrary: keep that of the prior",
+            ApproximationWarning,
+            stacklevel=user_level(),
+        )
 
 
 def _folds(posterior: GibbsPosterior, k: int, rng: np.random.Generator) -> list[Index]:

@@ -291,7 +291,7 @@ def _with_displacement(bridge: EvidenceEstimate, figures: Figures) -> EvidenceEs
     left = max(correlation, noise / len(moved) ** 0.5)
     tempering = figures.evidence
     beyond = max(0.0, abs(tempering.log_evidence - bridge.log_evidence) - tempering.standard_error)
-    return bridge._replace(standard_error=float(np.hypot(bridge.standard_error, left * beyond)))
+    return _with_further_error(bridge, left * beyond)
 
 
 def _with_missed_mass(estimate: EvidenceEstimate, figures: Figures) -> EvidenceEstimate:
@@ -299,7 +299,11 @@ def _with_missed_mass(estimate: EvidenceEstimate, figures: Figures) -> EvidenceE
     missed = None if figures.short_steps is None else figures.short_steps.missed
     if missed is None:
         return estimate
-    return estimate._replace(standard_error=float(np.hypot(estimate.standard_error, max(0.0, missed.mass))))
+    return _with_further_error(estimate, max(0.0, missed.mass))
+
+
+def _with_further_error(estimate: EvidenceEstimate, error: float) -> EvidenceEstimate:
+    return estimate._replace(standard_error=float(np.hypot(estimate.standard_error, error)))
 
 
 def judge(
@@ -316,7 +320,8 @@ def judge(
 
     Bridge sampling is reported if this is allowed (``replaceable``), the last particles are healthy and in one mode, or
     the bridges are ``by_mode``, and the bridges are precise and within a nat of tempering, and tempering is distrusted
-    or has the larger error. ``prior_error``, of the prior's integral, is already part of the error of tempering.
+    or has the larger error. Else the error of tempering includes what the errors of the two do not explain of their
+    difference. ``prior_error``, of the prior's integral, is already part of the error of tempering.
     """
     evidence, reasons = _with_missed_mass(figures.evidence, figures), distrust(figures, len_chain, names)
     bridge = None if bridge is None else _with_missed_mass(bridge, figures)
@@ -331,7 +336,9 @@ def judge(
         )
     wanted = bool(reasons) or float(np.hypot(bridge.standard_error, prior_error)) < evidence.standard_error
     if not (replaceable and wanted and may_replace(evidence, bridge) and draws_are_healthy(figures, by_mode)):
-        return Verdict(evidence, "tempering", reasons)
+        # Particles that lag behind on the path move the evidence, and the last of them are nearer to the posterior.
+        beyond = max(0.0, abs(difference) - error)
+        return Verdict(_with_further_error(evidence, beyond), "tempering", reasons)
     bridge = _with_displacement(bridge, figures)
     method = "bridge sampling by mode" if by_mode else "bridge sampling"
     if not reasons:

@@ -135,13 +135,20 @@ def test_pseudo_evidence_finds_the_scale_of_the_prior(data):
     found = choose_prior_scale(posterior)
     assert found.scale == pytest.approx(0.5, rel=0.4)
     q = pb.GaussianApproximation(np.zeros(2), np.eye(2))
-    with pytest.warns(ApproximationWarning, match="by weighted points"):
-        chosen = choose_prior_scale(GibbsPosterior((0.0, 1.0), "zero_one", *data, learning_rate=20.0)).posterior
+    zero_one = GibbsPosterior((0.0, 1.0), "zero_one", *data, learning_rate=20.0)
+    with pytest.warns(ApproximationWarning, match="by weighted points"), pytest.warns(match="the same at all scales"):
+        chosen = choose_prior_scale(zero_one).posterior
     with pytest.raises(ModelError, match="chosen on the same data by pseudo-evidence"):
         certify(chosen, q)
     grid = choose_prior_scale(posterior, [0.1, 0.5, 2.5], fit="vi")
     assert grid.scale == 0.5
     assert grid.posterior.tuning[-1].candidates == 3
+
+
+def test_a_loss_of_directions_chooses_no_scale(data):
+    posterior = GibbsPosterior((0.0, 1.0), "auc", *data, learning_rate=10.0)
+    with pytest.warns(ApproximationWarning, match="the pseudo-evidence is the same at all scales"):
+        choose_prior_scale(posterior, [0.01, 1.0])
 
 
 def test_options_are_checked(hinge):

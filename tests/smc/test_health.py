@@ -11,7 +11,7 @@ from ppl_backends.kernels.mala import Mala
 from ppl_backends.kernels.random_walk import RandomWalk
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.evidence import EvidenceEstimate
-from ppl_backends.smc.health import Verdict, _with_displacement, distrust, figures_of
+from ppl_backends.smc.health import Verdict, _with_displacement, distrust, figures_of, judge
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import BridgePath, PriorPath
 from ppl_backends.smc.sample import _with_start
@@ -120,3 +120,15 @@ def test_separated_modes_that_every_chain_keeps_are_trusted_and_right(options):
 def test_a_kernel_that_does_not_mix_within_modes_is_not_trusted():
     reasons, _, _ = verdict(bimodal(dim=2, separation=6.0), TimidMala(), moves=MoveSettings(1, 12), len_chain=5)
     assert "did not mix" in reasons
+
+
+def test_a_bridge_that_may_not_be_reported_shows_in_the_error_of_tempering():
+    found = figures(GAUSSIAN, Hmc(), n=1500)
+    evidence, se = found.evidence, found.evidence.standard_error
+    further = evidence._replace(log_evidence=evidence.log_evidence + 3.0 * se, standard_error=0.1 * se)
+    given = judge(found, further, replaceable=False)
+    assert (given.method, given.reasons) == ("tempering", [])
+    assert given.evidence.log_evidence == evidence.log_evidence
+    assert given.evidence.standard_error == pytest.approx(se * np.hypot(1.0, 3.0 - np.hypot(1.0, 0.1)))
+    near = evidence._replace(log_evidence=evidence.log_evidence + se, standard_error=0.1 * se)
+    assert judge(found, near, replaceable=False).evidence.standard_error == se
