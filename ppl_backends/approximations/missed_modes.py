@@ -142,7 +142,7 @@ def find_missed_mode(
             if n:
                 n = max(1, n // rows) * rows
                 x, scale, _ = draws.more(n)
-                found = np.concatenate([weigh(block) for block in np.split(x, len(x) // rows)])
+                found = in_blocks(weigh, x, rows)
                 near = _ahead_of_steepest(target, draws, n, rows)
                 near = _heaviest(near, in_blocks(weigh, near, rows) - floor)
                 starts = np.concatenate([starts, _heaviest(x, _excess(found, scale, floor)), near])

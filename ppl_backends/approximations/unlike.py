@@ -28,9 +28,8 @@ from ppl_backends.targets.protocol import Array
 _ROWS = 4  # points of a fit, for each of its columns
 _WITH_SQUARES = 30  # most dimensions in which squares are columns, as the cost of a fit is cubic
 _TRIMMED = 0.1
-_LENGTHS = 3.0 ** -np.arange(
-    5.0
-)  # distances ahead, in standard deviations; a ball of twice their ratio is not stepped over
+# Distances ahead, in standard deviations. A ball is not stepped over if its radius is at least half of its distance.
+_LENGTHS = 3.0 ** -np.arange(5.0)
 
 
 class SmoothGradient(NamedTuple):

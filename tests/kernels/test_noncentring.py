@@ -117,7 +117,7 @@ def test_the_determinant_and_the_gradient_are_those_of_differences(change):
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3, 5])
-def test_copies_of_few_points_show_no_roots_by_chance(seed):
+def test_few_points_of_many_coordinates_show_no_roots_by_chance(seed):
     """Five hundred particles of a funnel in a hundred dimensions; up to 28 coordinates were roots, or no effects."""
     rng = np.random.default_rng(seed)
     v = rng.standard_normal(500)
