@@ -32,11 +32,11 @@ from ppl_backends.marginal_likelihood.draws import Convergence, Draws, convergen
 from ppl_backends.marginal_likelihood.proposals import FITS, choose_proposal, fit_gaussian
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.coordinates import Coordinates, coordinates_of
+from ppl_backends.smc.moves import energy_error_of
 from ppl_backends.smc.necks import advice_for_neck
 from ppl_backends.smc.path import BridgePath, PathState
 from ppl_backends.smc.short_steps import (
     SHORTER,
-    energy_error_of,
     growth_of_a_side,
     prior_depends_on,
     where_energy_errors_are,

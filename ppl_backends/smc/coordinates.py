@@ -103,6 +103,11 @@ def coordinates_of(particles: PathState, path: TemperingPath) -> Coordinates:
     return Coordinates(cross_fitted_metric(x, reference, kind=path.metric), change, _tails(x, change, path))
 
 
+def changed_coordinates(particles: PathState, path: TemperingPath, change: NonCentring) -> Coordinates:
+    """Return coordinates for particles of equal weight with a given change of variables."""
+    return Coordinates(cross_fitted_metric(change.to_z(particles.x), kind=path.metric), change)
+
+
 def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rng: np.random.Generator) -> Coordinates:
     """Return coordinates for waste-free chains, computed from all weighted particles, since few of them start a chain.
 

@@ -193,6 +193,11 @@ def share_of_divergent(info: KernelInfo, energy_error: float = DIVERGED) -> floa
     return float(np.mean(info.divergent(energy_error)))
 
 
+def energy_error_of(info: KernelInfo) -> Array:
+    """Return the absolute energy error ``(n,)`` of every trajectory; infinite if it left the support."""
+    return np.abs(np.nan_to_num(info.log_ratio, posinf=0.0, neginf=-np.inf))
+
+
 class _Walk:
     """Moves of the particles of one stage, with a record of their effect."""
 

@@ -1,11 +1,12 @@
 """Posterior mass that the last particles miss on narrow sides, from moves of the particles there alone.
 
 If trajectories diverge with a quarter of the step too, moves of all particles cannot tell whether a neck is missed. Particles
-beyond a quantile of one coordinate are then moved among themselves. Ends on the other side of the quantile are rejected,
-so the moves leave the posterior restricted to that side invariant. They use coordinates and a metric of these particles
-only, renewed as they spread, which fit the neck, so that particles enter it. Let the side have a share p of the
-particles, half of them beyond their median, and let a share b be beyond it after the moves. The near half represents its
-mass p/2, so the mass of the far half is p/2 · b/(1 − b), and the particles missed
+beyond a quantile of a coordinate, or of a direction that scales others in the change of variables, are then moved among
+themselves. Ends on the other side of the quantile are rejected, so the moves leave the posterior restricted to that side
+invariant. They use coordinates and a metric of these particles only, renewed as they spread, which fit the neck, so that
+particles enter it. If energy errors are smaller in the change of variables of the run, they use that. Let the side have a
+share p of the particles, half of them beyond their median, and let a share b be beyond it after the moves. The near half
+represents its mass p/2, so the mass of the far half is p/2 · b/(1 − b), and the particles missed
 
     p/2 · (b/(1 − b) − 1).
 
@@ -15,15 +16,17 @@ below zero means that too many particles are in the neck.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import comb
 from scipy.stats import binom
 
-from ppl_backends.kernels.protocol import Kernel
-from ppl_backends.smc.coordinates import coordinates_of
-from ppl_backends.smc.moves import DIVERGED
+from ppl_backends.kernels.noncentring import NonCentring
+from ppl_backends.kernels.protocol import Kernel, KernelInfo
+from ppl_backends.smc.coordinates import Coordinates, changed_coordinates, coordinates_of
+from ppl_backends.smc.moves import DIVERGED, energy_error_of
 from ppl_backends.smc.necks import MissedMass
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.targets.protocol import Array
@@ -34,22 +37,22 @@ _BY_CHANCE = 0.01  # probability that so many of the different points are on any
 _FEWEST_POINTS, _POINTS = 50, 600  # different ones on a side, and all that are moved, with copies
 _MOVES, _LEFT_OUT, _ADAPTED = 16, 8, 4  # moves, the first of them, which do not count, and those with the same metric
 _BLOCKS = 20
+_LARGE = 5.0  # energy error; larger ones count as such
 _NEGLIGIBLE = 0.0002  # share of diverging trajectories, of all particles
 
 
 class _Side(NamedTuple):
-    """Points x with ``sign`` x_j above that of a quantile, which are a share of all."""
+    """Points x with a'x above a quantile, which are a share of all."""
 
-    coordinate: int
-    sign: float
+    direction: Array
     share: float
 
     def bound(self, x: Array) -> float:
-        return float(np.quantile(self.sign * x[:, self.coordinate], 1.0 - self.share))
+        return float(np.quantile(self(x), 1.0 - self.share))
 
     def __call__(self, points: Array) -> Array:
-        """Return the coordinate of points, such that larger values are further out."""
-        return np.asarray(self.sign * points[:, self.coordinate])
+        """Return a'x of points; larger values are further out."""
+        return np.asarray(points @ self.direction)
 
     def points(self, x: Array) -> Array:
         """Return those of the points that are on this side."""
@@ -60,22 +63,56 @@ class _Side(NamedTuple):
         return len(np.unique(self.points(x), axis=0)) < _FEWEST_POINTS
 
 
-def missed_mass(
-    path: TemperingPath, kernel: Kernel, x: Array, failed: Array, scale: float, rng: np.random.Generator
-) -> MissedMass | None:
-    """Return the mass that particles ``x`` miss on the sides where trajectories ``failed``; None if there are none."""
-    found = [_on(path, kernel, x, side, scale, rng) for side in narrow_sides(x, failed)]
-    if not found:
+class Moves(NamedTuple):
+    """Moves of the last particles: a kernel and its step size, and the change of variables of the run."""
+
+    path: TemperingPath
+    kernel: Kernel
+    scale: float
+    change: NonCentring | None = None
+
+    def density(self, points: Array, rng: np.random.Generator) -> PathState:
+        return self.path.evaluate(points, 1.0, True)
+
+    def step(
+        self, coordinates: Coordinates, state: PathState, rng: np.random.Generator
+    ) -> tuple[PathState, KernelInfo]:
+        return coordinates.move(self.kernel, rng, state, self.density, self.scale)
+
+    def coordinates_of(self, state: PathState, rng: np.random.Generator) -> Coordinates:
+        """Return coordinates computed from the points, or those of the run if energy errors are smaller with these."""
+        own = coordinates_of(state, self.path)
+        if self.change is None:
+            return own
+        both = own, changed_coordinates(state, self.path, self.change)
+        errors = [np.minimum(energy_error_of(self.step(one, state, rng)[1]), _LARGE).mean() for one in both]
+        return both[int(np.argmin(errors))]
+
+
+def missed_mass(moves: Moves, x: Array, failed: Sequence[Array], rng: np.random.Generator) -> MissedMass | None:
+    """Return the mass that particles ``x`` miss on sides; None if there are none.
+
+    ``failed`` are sets of points where trajectories failed, of which the first that lie on a few sides are used.
+    """
+    directions = np.eye(x.shape[1])
+    if moves.change is not None and moves.change.axes is not None:
+        directions = np.concatenate([directions, moves.change.directions])
+    sides = next(filter(None, (narrow_sides(x, points, directions) for points in failed)), None)
+    if sides is None:
         return None
+    found = [_on(moves, x, side, rng) for side in sides]
     masses, errors, divergent = np.array(found).T
     return MissedMass(float(np.abs(masses).sum()), float(np.hypot.reduce(errors)), float(divergent.sum()))
 
 
-def narrow_sides(x: Array, failed: Array) -> list[_Side]:
-    """Return the narrowest few sides on which most trajectories ``failed`` started; none if there are no such sides."""
+def narrow_sides(x: Array, failed: Array, directions: Array) -> list[_Side]:
+    """Return the narrowest few sides on which most trajectories ``failed`` started; none if there are no such sides.
+
+    The sides are along either sign of ``directions`` ``(k, dim)``.
+    """
     points, times = np.unique(failed, axis=0, return_counts=True)
     for share in _SHARES:
-        candidates = [_Side(j, sign, share) for j in range(x.shape[1]) for sign in (-1.0, 1.0)]
+        candidates = [_Side(sign * direction, share) for direction in directions for sign in (-1.0, 1.0)]
         beyond = np.stack([side(points) >= side.bound(x) for side in candidates])
         left = np.ones(len(points), bool)
         chosen: list[_Side] = []
@@ -91,34 +128,26 @@ def narrow_sides(x: Array, failed: Array) -> list[_Side]:
     return []
 
 
-def _on(
-    path: TemperingPath, kernel: Kernel, x: Array, side: _Side, scale: float, rng: np.random.Generator
-) -> MissedMass:
+def _on(moves: Moves, x: Array, side: _Side, rng: np.random.Generator) -> MissedMass:
     """Return the mass missed in the outer half of a side, and of narrower ones while trajectories diverge."""
     mass, error = 0.0, 0.0
     while True:
-        found = _outer_half(path, kernel, side.points(x), side, scale, rng)
+        found = _outer_half(moves, side.points(x), side, rng)
         mass, error = mass + found.mass, float(np.hypot(error, found.error))
         side = side._replace(share=_NEXT * side.share)
         if found.divergent <= _NEGLIGIBLE or side.is_empty(x):
             return MissedMass(mass, error, found.divergent)
 
 
-def _outer_half(
-    path: TemperingPath, kernel: Kernel, x: Array, side: _Side, scale: float, rng: np.random.Generator
-) -> MissedMass:
+def _outer_half(moves: Moves, x: Array, side: _Side, rng: np.random.Generator) -> MissedMass:
     """Return the mass missed beyond the median of the points of a side."""
-
-    def density(points: Array, rng: np.random.Generator) -> PathState:
-        return path.evaluate(points, 1.0, True)
-
     bound, middle = float(side(x).min()), float(np.median(side(x)))
-    state = density(np.repeat(x, -(-_POINTS // len(x)), axis=0), rng)
+    state = moves.density(np.repeat(x, -(-_POINTS // len(x)), axis=0), rng)
     beyond, divergent = np.zeros(len(state.x)), []
     for k in range(_MOVES):
         if k % _ADAPTED == 0:
-            coordinates = coordinates_of(state, path)
-        moved, info = coordinates.move(kernel, rng, state, density, scale)
+            coordinates = moves.coordinates_of(state, rng)
+        moved, info = moves.step(coordinates, state, rng)
         state = state.where(side(moved.x) >= bound, moved)
         divergent.append(np.mean(~(info.log_ratio > -DIVERGED)))
         beyond += (side(state.x) > middle) * (k >= _LEFT_OUT)

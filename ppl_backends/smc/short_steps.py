@@ -26,8 +26,8 @@ from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.protocol import Kernel, KernelInfo
 from ppl_backends.smc.coordinates import coordinates_of
 from ppl_backends.smc.health import Figures, in_one_mode
-from ppl_backends.smc.moves import DIVERGED, share_of_divergent
-from ppl_backends.smc.narrow_sides import missed_mass
+from ppl_backends.smc.moves import DIVERGED, energy_error_of, share_of_divergent
+from ppl_backends.smc.narrow_sides import Moves, missed_mass
 from ppl_backends.smc.necks import ShortSteps
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.records import SMCResult
@@ -53,12 +53,15 @@ def try_short_steps(
     if not all(run.complete for run in figures.runs) or figures.divergent <= _SUSPECT:
         return None
     runs = in_one_mode(figures.runs)
-    found, failed = _moved(path, kernel, runs, rng)
+    found, walks = _moved(path, kernel, runs, rng)
     shut_out = found.shift > _CLEAR and not any(run.stages[-1].moves.non_centred for run in runs)
     if found.goes_further or not (found.still_diverges(figures.divergent) or shut_out):
         return found
-    x, scale = np.concatenate([run.x for run in runs]), SHORTER * min(run.scale for run in runs)
-    return found._replace(missed=missed_mass(path, kernel, x, failed, scale, rng))
+    # Those of the original step, which lead further, start in more places
+    short, both = (np.concatenate([one for walk in walks for one in walk.failed[k:]]) for k in (1, 0))
+    best = min(walks, key=lambda walk: float(np.mean(walk.divergent)))
+    moves = Moves(path, kernel, SHORTER * min(run.scale for run in runs), best.coordinates.change)
+    return found._replace(missed=missed_mass(moves, np.concatenate([run.x for run in runs]), (short, both), rng))
 
 
 def move_with_short_steps(
@@ -70,8 +73,8 @@ def move_with_short_steps(
 
 def _moved(
     path: TemperingPath, kernel: Kernel, runs: Sequence[SMCResult], rng: np.random.Generator
-) -> tuple[ShortSteps, Array]:
-    """Return the effect of short steps, and the points from which their energy errors were large."""
+) -> tuple[ShortSteps, list[_Walk]]:
+    """Return the effect of short steps, and the walks of all runs."""
     points, walks, errors = _affordable(runs), [], []
     for run in runs:
         x = run.x[:: max(1, len(run.x) * len(runs) // points)]
@@ -86,7 +89,7 @@ def _moved(
         found = ShortSteps(divergent, shift, place, up, prior_depends_on(path.target, starts, place))
         if found.divergent == 0.0 and found.shift < _CLEAR:
             break
-    return found, np.concatenate([points for walk in walks for points in walk.failed])
+    return found, walks
 
 
 class _Walk:
@@ -97,7 +100,9 @@ class _Walk:
         self.state = self._evaluate(x, rng)
         self.coordinates = coordinates_of(self.state, self.path)
         self.divergent: list[float] = []
-        self.failed: list[Array] = []
+        self.failed: list[
+            Array
+        ] = []  # points where trajectories of the original step started that failed, then of short ones
 
     @property
     def scaling(self) -> list[int]:
@@ -152,11 +157,6 @@ def _affordable(runs: Sequence[SMCResult]) -> int:
     )
     shortest = min(run.scale for run in runs)
     return int(np.clip(_COST * made / (_MOVES * int(Hmc().n_steps(SHORTER * shortest))), _FEWEST_POINTS, _POINTS))
-
-
-def energy_error_of(info: KernelInfo) -> Array:
-    """Return the absolute energy error ``(n,)`` of every trajectory; infinite if it left the support."""
-    return np.abs(np.nan_to_num(info.log_ratio, posinf=0.0, neginf=-np.inf))
 
 
 def where_energy_errors_are(x: Array, errors: Array) -> tuple[int, bool]:

@@ -10,6 +10,7 @@ from scipy.special import logsumexp
 from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.kernels.noncentring import NonCentring, find_noncentring, non_centred
+from ppl_backends.kernels.noncentring.roots import funnel_axes
 from ppl_backends.kernels.protocol import KernelParameters
 from ppl_backends.numerics.population import Population
 from tests.toys import banana, double_funnel
@@ -171,6 +172,17 @@ def test_a_funnel_along_no_coordinate_is_straightened(n):
     assert np.linalg.norm(root[1:]) < 0.1 * abs(root[0])
     z = found.to_z(x @ turn.T)
     np.testing.assert_allclose(z[:, found.effects].std(axis=0), 1.0, atol=5 / (2 * n) ** 0.5 + 0.1)
+
+
+def test_the_direction_of_a_funnel_is_known_best_where_effects_are_wide():
+    """With unweighted gradients of the widest tenth, the median is above 0.015."""
+    angles = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        x, turn = draw_funnel(2000, rng), stats.ortho_group.rvs(1 + N_EFFECTS, random_state=rng)
+        root = np.linalg.inv(funnel_axes(x @ turn.T, funnel(x)[1] @ turn.T))[0] @ turn
+        angles.append(np.linalg.norm(root[1:]) / abs(root[0]))
+    assert np.median(angles) < 0.008
 
 
 def test_a_scale_that_is_largest_in_the_middle_is_found():

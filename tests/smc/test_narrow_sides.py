@@ -8,14 +8,15 @@ from scipy.stats import norm
 import ppl_backends as pb
 from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc.narrow_sides import missed_mass, narrow_sides
+from ppl_backends.smc.narrow_sides import Moves, missed_mass, narrow_sides
 from ppl_backends.smc.necks import MissedMass, ShortSteps, reasons_of_neck
 from tests.smc.test_short_steps import exact_draws, run_of
 
 
 def missed_by(x, seed=1):
     path, _ = run_of(x)
-    return missed_mass(path, Hmc(), x, x[x[:, 0] < np.quantile(x[:, 0], 0.01)], 0.2, np.random.default_rng(seed))
+    failed = x[x[:, 0] < np.quantile(x[:, 0], 0.01)]
+    return missed_mass(Moves(path, Hmc(), 0.2), x, [failed], np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -38,9 +39,18 @@ def test_draws_without_a_neck_miss_its_mass(least):
 def test_sides_are_those_where_trajectories_fail():
     x = np.random.default_rng(0).standard_normal((2000, 10))
     necks = (x[:, 3] < -2.2) | (x[:, 7] > 2.2)
-    assert {(side.coordinate, side.sign) for side in narrow_sides(x, x[necks])} == {(3, -1.0), (7, 1.0)}
-    assert narrow_sides(x, x[:40]) == []
-    assert narrow_sides(x, x[:1]) == []
+    along = np.eye(10)
+    found = {tuple(side.direction) for side in narrow_sides(x, x[necks], along)}
+    assert found == {tuple(-along[3]), tuple(along[7])}
+    assert narrow_sides(x, x[:40], along) == []
+    assert narrow_sides(x, x[:1], along) == []
+
+
+def test_a_side_may_be_along_a_direction_that_is_no_coordinate():
+    x = np.random.default_rng(0).standard_normal((2000, 10))
+    neck = x[x.sum(axis=1) < -2.2 * 10**0.5]
+    (side,) = narrow_sides(x, neck, np.vstack([np.eye(10), np.ones(10)]))
+    assert np.array_equal(side.direction, -np.ones(10))
 
 
 def test_a_neck_of_negligible_mass_is_no_reason():

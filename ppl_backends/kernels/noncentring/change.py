@@ -86,6 +86,12 @@ class NonCentring:
     mean: Array
     axes: Array | None = None
 
+    @property
+    def directions(self) -> Array:
+        """Return the directions a ``(n_others, dim)`` for which a'x are the others."""
+        dim = len(self.effects) + len(self.others)
+        return np.asarray((np.eye(dim) if self.axes is None else np.linalg.inv(self.axes))[self.others])
+
     def to_z(self, x: Array) -> Array:
         """Return points ``(n, dim)`` in the new variables."""
         z = x.copy() if self.axes is None else np.asarray(np.linalg.solve(self.axes, x.T).T)

@@ -30,7 +30,7 @@ _LEAST_LEFT = 0.05  # share of a coordinate's variance not explained by the root
 _MOST_ROOTS = 20
 _MOST_TURNED = 100  # coordinates
 _AXES_ROUNDS = 3
-_WIDE = 0.1  # share of the points
+_WIDEST = 0.01  # share of the points that have the same, largest weight
 _SCALED = 1.0  # change of the logarithm of a variance along an axis
 POINTS_A_REGRESSOR = 5
 _OUTLYING = 3.0  # standard deviations at which coordinates are cut in regressions
@@ -140,13 +140,13 @@ def funnel_axes(x: Array, gradient: Array) -> Array | None:
     _, spread = standardised(x)
     centred, slope = (x - np.median(x, axis=0)) / spread, gradient * spread
     factor = np.linalg.cholesky(slope.T @ slope)
-    length = np.log(np.maximum((linalg.solve_triangular(factor, slope.T, lower=True) ** 2).sum(axis=0), 1e-300))
+    length = 0.5 * np.log(np.maximum((linalg.solve_triangular(factor, slope.T, lower=True) ** 2).sum(axis=0), 1e-300))
     for _ in range(_AXES_ROUNDS):
         direction, *_ = np.linalg.lstsq(centred, length - length.mean(), rcond=None)
-        along = centred @ direction
-        # If the gradient is small, its part along the effects is nearly zero.
-        wide, narrow = along < np.quantile(along, _WIDE), along > np.median(along)
-        moments = [slope[part].T @ slope[part] / part.sum() for part in (wide, narrow)]
+        along = centred @ direction  # logarithm of the length of slopes along the effects
+        # Where effects are wide, their part of the gradient is nearly zero, and they are known best.
+        weights = np.exp(-2.0 * np.maximum(along, np.quantile(along, _WIDEST)))
+        moments = [(w * slope.T) @ slope / w.sum() for w in (weights, along > np.median(along))]
         if not np.isfinite(moments).all():
             return None
         ratio, common = linalg.eigh(*moments)
@@ -159,7 +159,8 @@ def funnel_axes(x: Array, gradient: Array) -> Array | None:
         turn, _ = np.linalg.qr(np.column_stack([scaled, direction, np.eye(dim)]))
         along = centred @ turn[:, k]
         logs = np.log(np.maximum(np.abs(slope @ scaled), 1e-300))
-        length = (logs - logs.mean(axis=0)) @ ((along - along.mean()) @ logs)
+        correlated = (along - along.mean()) @ logs
+        length = logs @ correlated / (np.sign(correlated.sum()) * np.abs(correlated).sum())
     axes = np.column_stack([turn[:, k:], scaled])
     return np.asarray(spread[:, None] * axes / np.linalg.norm(axes, axis=0))
 
