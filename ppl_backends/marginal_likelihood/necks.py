@@ -32,10 +32,12 @@ from ppl_backends.marginal_likelihood.draws import Convergence, Draws, convergen
 from ppl_backends.marginal_likelihood.proposals import FITS, choose_proposal, fit_gaussian
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.coordinates import Coordinates, coordinates_of
-from ppl_backends.smc.moves import energy_error_of
+from ppl_backends.smc.moves import energy_error_of, share_of_divergent
 from ppl_backends.smc.necks import advice_for_neck
 from ppl_backends.smc.path import BridgePath, PathState
 from ppl_backends.smc.short_steps import (
+    CLEAR,
+    FIRST_MOVES,
     SHORTER,
     growth_of_a_side,
     prior_depends_on,
@@ -112,16 +114,17 @@ def check_draws(draws: Draws, target: BaseTarget, rng: np.random.Generator, prop
     if convergence.chains_disagree or not moves:
         return Checked(convergence, None, reasons)
     fit = FITS[choose_proposal(draws.x, proposal, tuple(FITS))]
-    neck = find_missed_neck(draws, target, fit, rng)
+    neck = find_missed_neck(draws, target, fit, rng, sound=not reasons)
     if why := neck.reason(target.names):
         reasons.append(why)
     return Checked(convergence, neck, reasons)
 
 
-def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.Generator) -> Neck:
+def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.Generator, sound: bool = True) -> Neck:
     """Return what moves do to the draws of a target with gradients.
 
-    ``fit`` makes densities of draws, to which their moves are compared.
+    ``fit`` makes densities of draws, to which their moves are compared. Only draws that are ``sound`` otherwise are moved
+    with short steps, which cost more than all else.
     """
     x = draws.x.reshape(draws.n, -1)
     q = fit_gaussian(x)
@@ -146,16 +149,21 @@ def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.
         for _ in range(_TRIED // len(tried.x) - 1):  # of few draws each moves further
             moved, _ = coordinates.move(kernel, rng, moved, _density(path), scale)
         drift = _drift(draws, fit, tried, moved, kept)
-        if large <= _SUSPECT:
+        if large <= _SUSPECT or not sound:
             return Neck(large, drift)
         coordinate, upwards = where_energy_errors_are(tried.x, errors)
         start = path.evaluate(_thinned(x, _MOVED), 1.0, True)
         moved, short = start, coordinates_of(start, path)
-        for _ in range(_MOVES):
-            moved, _ = short.move(kernel, rng, moved, _density(path), SHORTER * scale)
-    before, after = ((1.0 if upwards else -1.0) * points.x[:, coordinate] for points in (start, moved))
-    shapes_others = prior_depends_on(target, start.x, coordinate)
-    return Neck(large, drift, growth_of_a_side([before], [after]), coordinate, upwards, shapes_others)
+        for _ in range(_MOVES // FIRST_MOVES):
+            divergent = 0.0
+            for _ in range(FIRST_MOVES):
+                moved, info = short.move(kernel, rng, moved, _density(path), SHORTER * scale)
+                divergent += share_of_divergent(info)
+            before, after = ((1.0 if upwards else -1.0) * points.x[:, coordinate] for points in (start, moved))
+            growth = growth_of_a_side([before], [after])
+            if divergent == 0.0 and growth < CLEAR:
+                break
+    return Neck(large, drift, growth, coordinate, upwards, prior_depends_on(target, start.x, coordinate))
 
 
 def _drift(draws: Draws, fit: Fit, before: PathState, after: PathState, kept: slice) -> float:

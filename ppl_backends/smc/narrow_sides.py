@@ -72,6 +72,7 @@ class Moves(NamedTuple):
     change: NonCentring | None = None
 
     def density(self, points: Array, rng: np.random.Generator) -> PathState:
+        """Return the posterior density and its gradients at points."""
         return self.path.evaluate(points, 1.0, True)
 
     def step(

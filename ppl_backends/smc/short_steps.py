@@ -36,7 +36,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 _SUSPECT = 0.0005  # share of the last trajectories that diverged, above which shorter steps are tried
 SHORTER = 0.25
 # Half of the moves suffice if none diverges and particles do not move further in by more than this many standard errors.
-_FIRST_MOVES, _MOVES, _CLEAR = 4, 8, 1.0
+FIRST_MOVES, _MOVES, CLEAR = 4, 8, 1.0
 _POINTS, _FEWEST_POINTS = 2000, 1000  # of all chains
 _COST = 0.5  # of the evaluations of the runs
 _BLOCKS = 100  # largest number of groups of copies
@@ -54,7 +54,7 @@ def try_short_steps(
         return None
     runs = in_one_mode(figures.runs)
     found, walks = _moved(path, kernel, runs, rng)
-    shut_out = found.shift > _CLEAR and not any(run.stages[-1].moves.non_centred for run in runs)
+    shut_out = found.shift > CLEAR and not any(run.stages[-1].moves.non_centred for run in runs)
     if found.goes_further or not (found.still_diverges(figures.divergent) or shut_out):
         return found
     # Those of the original step, which lead further, start in more places
@@ -83,11 +83,11 @@ def _moved(
         walks.append(walk)
     starts = np.concatenate([walk.start for walk in walks])
     coordinate, upwards = where_energy_errors_are(starts, np.concatenate(errors))
-    for _ in range(_MOVES // _FIRST_MOVES):
-        divergent = float(np.mean([walk.move(_FIRST_MOVES) for walk in walks]))
+    for _ in range(_MOVES // FIRST_MOVES):
+        divergent = float(np.mean([walk.move(FIRST_MOVES) for walk in walks]))
         shift, place, up = _largest_growth(walks, coordinate, upwards)
         found = ShortSteps(divergent, shift, place, up, prior_depends_on(path.target, starts, place))
-        if found.divergent == 0.0 and found.shift < _CLEAR:
+        if found.divergent == 0.0 and found.shift < CLEAR:
             break
     return found, walks
 
