@@ -78,6 +78,7 @@ class Moves(NamedTuple):
     def step(
         self, coordinates: Coordinates, state: PathState, rng: np.random.Generator
     ) -> tuple[PathState, KernelInfo]:
+        """Move every point once."""
         return coordinates.move(self.kernel, rng, state, self.density, self.scale)
 
     def coordinates_of(self, state: PathState, rng: np.random.Generator) -> Coordinates:

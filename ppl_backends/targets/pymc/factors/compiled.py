@@ -19,6 +19,11 @@ from ppl_backends.targets.pymc.graph import ancestors, no_c_compiler
 from ppl_backends.targets.pymc.rewrites import simplify
 
 LARGE = 16  # constants with more elements become arguments, because compilers try to fold constants
+_SIZES = 32, 256  # rows of a block, at most
+_MANY, _BLOCKS = (
+    50_000,
+    4,
+)  # rows in all, and blocks of a call, from which blocks of the second size are worth their compilation
 
 
 class SiteGraph:
@@ -49,7 +54,8 @@ class SiteGraph:
         [self.log_site] = clone_replace([self.log_site], replace=large)
         self.arguments: list[Variable] = [slope, intercept, *hyper, *large.values()]
         self._large = list(large)
-        self.rows = block_cap(8 * max(n, m), fewest=8, largest=32)
+        self.rows, self._more_rows = (block_cap(8 * max(n, m), fewest=8, largest=rows) for rows in _SIZES)
+        self._evaluated = 0
         self._compiled: tuple[str, Any] | None = None
 
     @property
@@ -62,6 +68,14 @@ class SiteGraph:
         if self._compiled is None:
             self._compiled = first_backend(self.backends, self._compile, "the sites")[:2]
         return self._compiled
+
+    def rows_of(self, n: int) -> int:
+        """Return the rows of a block for ``n`` of them: more than at first, if many have been evaluated.
+
+        Every size is compiled, which takes seconds.
+        """
+        self._evaluated += n
+        return self._more_rows if self._evaluated > _MANY and n > _BLOCKS * self.rows else self.rows
 
     def _compile(self, backend: str) -> Any:
         library = compilers(backend)
@@ -87,11 +101,10 @@ class CompiledSites:
         )
 
     def __call__(self, s: Array) -> Array:
-        """Return log t ``(k, n)``, in blocks of the one size for which the function is compiled."""
+        """Return log t ``(k, n)``, in blocks of one of two sizes for which the function is compiled."""
         backend, function = self.graph.function()
-        arguments = self._arguments.of(backend)
-        padded = pad_to_blocks(s, self.graph.rows)
-        blocks = padded.reshape(-1, self.graph.rows, s.shape[1])
+        arguments, rows = self._arguments.of(backend), self.graph.rows_of(len(s))
+        blocks = pad_to_blocks(s, rows).reshape(-1, rows, s.shape[1])
         return np.concatenate([function(block, *arguments)[0] for block in blocks])[: len(s)]
 
 
