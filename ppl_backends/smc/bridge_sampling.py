@@ -61,6 +61,13 @@ class NonCentred(NamedTuple):
 
     q: MixtureApproximation | StudentMixture
     change: NonCentring
+    method: str = "non-centred"
+    representation: str = "non-centred"
+
+    @property
+    def dim(self) -> int:
+        """Return the number of coordinates."""
+        return int(self.q.dim)
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
         """Draw points ``(n, dim)``."""
@@ -71,6 +78,12 @@ class NonCentred(NamedTuple):
         z = self.change.to_z(x)
         density: Array = self.q.log_density(z) - self.change.log_determinant(z)
         return density
+
+    def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
+        """Return the log density ``(n,)`` and its gradient ``(n, dim)``."""
+        z = self.change.to_z(x)
+        density, gradient = self.q.log_density_and_gradient(z)
+        return density - self.change.log_determinant(z), self.change.gradient_in_x(z, gradient)
 
 
 def affordable_batches(evaluations: float) -> int:

@@ -47,7 +47,7 @@ _FEW_DISTINCT = 0.05  # of the draws
 # ladder.
 _COARSE, _COARSE_SHARE = 200.0, 0.08
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
-_PRECISE = 0.1  # largest standard error of a bridge that may replace tempering
+PRECISE = 0.1  # largest standard error of a bridge that may replace tempering
 # Nats; if a ladder lost more than that, the last particles are not trusted either.
 _LARGEST_REPAIR = 1.0
 
@@ -259,13 +259,14 @@ def _is_correlated(move: MoveSummary) -> bool:
 class Verdict(NamedTuple):
     """The reported evidence, its method, and the reasons against that of tempering.
 
-    If tempering is not trusted, ``replaced`` says what was reported instead.
+    If tempering is not trusted, ``replaced`` says what was reported instead. Checks may be ``interrupted``.
     """
 
     evidence: EvidenceEstimate
     method: str
     reasons: list[str]
     replaced: str = ""
+    interrupted: bool = False
 
     @property
     def trusted(self) -> bool:
@@ -325,7 +326,7 @@ def judge(
     """
     evidence, reasons = _with_missed_mass(figures.evidence, figures), distrust(figures, len_chain, names)
     bridge = None if bridge is None else _with_missed_mass(bridge, figures)
-    if bridge is None or bridge.runs_disagree or not bridge.standard_error <= _PRECISE:
+    if bridge is None or bridge.runs_disagree or not bridge.standard_error <= PRECISE:
         return Verdict(evidence, "tempering", reasons)
     difference = evidence.log_evidence - bridge.log_evidence
     error = float(np.hypot(evidence.standard_error, bridge.standard_error))
@@ -354,7 +355,7 @@ def judge(
 def may_replace(evidence: EvidenceEstimate, bridge: EvidenceEstimate) -> bool:
     """Return whether bridges agree with each other, are precise, and are within a nat of tempering."""
     difference = abs(evidence.log_evidence - bridge.log_evidence)
-    return not bridge.runs_disagree and bridge.standard_error <= _PRECISE and difference <= _LARGEST_REPAIR
+    return not bridge.runs_disagree and bridge.standard_error <= PRECISE and difference <= _LARGEST_REPAIR
 
 
 def agrees(evidence: EvidenceEstimate, bridge: EvidenceEstimate) -> bool:

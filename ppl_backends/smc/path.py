@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.importance.proposals import StudentMixture
 from ppl_backends.kernels.protocol import Density
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.numerics.population import Population, concatenate
@@ -75,7 +74,7 @@ class TemperingPath:
     description: str
     reference: Gaussian | None = None
     approximation: Any = None
-    tails: StudentMixture | None = None
+    tails: Any = None
     integral: PriorIntegral | None = None
     draws_are_independent: bool = True
     gradient: bool = False
@@ -198,7 +197,7 @@ class PriorPath(TemperingPath):
 class BridgePath(TemperingPath):
     """q(θ)^{1−β} {p(θ)L(θ)}^β from draws of an approximation; q is the approximation, or its mixture ``tails``."""
 
-    def __init__(self, target: BaseTarget, approximation: Any, tails: StudentMixture | None = None) -> None:
+    def __init__(self, target: BaseTarget, approximation: Any, tails: Any = None) -> None:
         if approximation.dim != target.dim:
             raise ModelError(
                 f"initial: the approximation has dimension {approximation.dim}, {target.label} has {target.dim}"

@@ -63,6 +63,7 @@ from ppl_backends.smc.routes import choose_kernel, choose_path
 from ppl_backends.smc.sampler import Settings, last_particles, run_tempering
 from ppl_backends.smc.schedule import make_schedule
 from ppl_backends.smc.short_steps import try_short_steps
+from ppl_backends.smc.straightened import is_straightened, lacks_a_bridge, straightened_path
 from ppl_backends.targets.convert import as_target, naming
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, Index
@@ -240,14 +241,14 @@ def sample_smc(
     identity = {"draws": draws, "chains": chains, "kernel": chosen.name, **settings._asdict()}
     identity |= {"max_time": None, "power": power, "power_potentials": power_potentials}
     saved = None if checkpoint is None else Checkpoint.open(checkpoint, target, identity, initial, random_seed)
-    generators = spawn_generators(saved.seed if saved else random_seed, 4 * chains + 4)
+    generators = spawn_generators(saved.seed if saved else random_seed, 6 * chains + 4)
     result_rng, initial_rng, bridge_rng, check_rng = generators[chains : chains + 4]
     path = choose_path(target, saved.initial if saved else initial, initial_rng, chosen, settings)
 
     call = _Call(path, chosen, draws, executor, progressbar)
     may_run_again = settings.schedule.is_adaptive and len_chain in ("auto", None) and not unbiased and max_time is None
-    seconds, thirds, fourths = (
-        [generators[k * chains + 4 : (k + 1) * chains + 4] for k in (1, 2, 3)] if may_run_again else [[], [], []]
+    seconds, thirds, fourths, fifths, sixths = (
+        [generators[k * chains + 4 : (k + 1) * chains + 4] for k in range(1, 6)] if may_run_again else [[]] * 5
     )
     figures, made, unfinished = call.run_all(
         settings, generators[:chains], seconds, saved.begin(path) if saved else None
@@ -255,10 +256,13 @@ def sample_smc(
     verdict, attrs, figures = call.judge(figures, made, bridge_rng, check_rng)
     if figures.lost is not None and not unfinished and may_run_again and path.draws_are_independent:
         found = call.from_all_modes(figures, settings, thirds, fourths, bridge_rng, check_rng)
-        path, figures, verdict, attrs, made = found or (path, figures, verdict, attrs, made)
+        call, figures, verdict, attrs, made = found or (call, figures, verdict, attrs, made)
+    if not unfinished and may_run_again and lacks_a_bridge(verdict, attrs):
+        found = call.straightened(figures, settings, fifths, sixths, bridge_rng, check_rng)
+        call, figures, verdict, attrs, made = found or (call, figures, verdict, attrs, made)
     warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
     return smc_inference_data(
-        path,
+        call.path,
         chosen.name,
         figures.runs,
         verdict,
@@ -273,7 +277,7 @@ def sample_smc(
             "len_chain": made.len_chain or 1,
             "schedule": made.schedule.kind,
             "unbiased": int(unbiased),
-            "run_again": int(made is not settings),
+            "run_again": int(made is not settings or is_straightened(call.path)),
         }
         | attrs,
     )
@@ -348,7 +352,7 @@ class _Call(NamedTuple):
         )
         complete = all(run.complete for run in runs)
         if stopped:
-            verdict = verdict._replace(reasons=[*verdict.reasons, *stopped], replaced="")
+            verdict = verdict._replace(reasons=[*verdict.reasons, *stopped], replaced="", interrupted=True)
         attrs: dict[str, Any] = evidence_attrs(figures.evidence, bridge) if complete else {}
         return _with_start(verdict, path), attrs | ({} if shares is None else {"mode_shares": shares}), figures
 
@@ -400,7 +404,7 @@ class _Call(NamedTuple):
         again: Sequence[np.random.Generator],
         bridge_rng: np.random.Generator,
         check_rng: np.random.Generator,
-    ) -> tuple[TemperingPath, Figures, Verdict, dict[str, Any], Settings] | None:
+    ) -> tuple[_Call, Figures, Verdict, dict[str, Any], Settings] | None:
         """Run all chains from Gaussians at the modes of the draws and at the lost one; return None if interrupted."""
         target, lost = self.path.target, figures.lost
         assert lost is not None
@@ -409,15 +413,44 @@ class _Call(NamedTuple):
             start = with_missed_mode(self.path.approximation, lost).replaced(method=method)
         else:
             start = with_lost_mode(target, np.concatenate([run.x for run in figures.runs]), lost, method)
-        call = self._replace(path=BridgePath(target, start, with_tails(target, start)))
+        path = BridgePath(target, start, with_tails(target, start))
+        return self._along(path, settings, generators, again, bridge_rng, check_rng)
+
+    def straightened(
+        self,
+        figures: Figures,
+        settings: Settings,
+        generators: Sequence[np.random.Generator],
+        again: Sequence[np.random.Generator],
+        bridge_rng: np.random.Generator,
+        check_rng: np.random.Generator,
+    ) -> tuple[_Call, Figures, Verdict, dict[str, Any], Settings] | None:
+        """Run all chains from a density fitted to the draws in non-centred coordinates; None if no funnel appeared."""
+        try:
+            path = straightened_path(self.path, figures.runs)
+        except KeyboardInterrupt:  # the first runs are kept
+            return None
+        return None if path is None else self._along(path, settings, generators, again, bridge_rng, check_rng)
+
+    def _along(
+        self,
+        path: TemperingPath,
+        settings: Settings,
+        generators: Sequence[np.random.Generator],
+        again: Sequence[np.random.Generator],
+        bridge_rng: np.random.Generator,
+        check_rng: np.random.Generator,
+    ) -> tuple[_Call, Figures, Verdict, dict[str, Any], Settings] | None:
+        """Run all chains along another path; return None if interrupted."""
+        call = self._replace(path=path)
         try:
             found, made, unfinished = call.run_all(settings, generators, again, None)
-        except KeyboardInterrupt:  # the runs that lost the mode are kept
+        except KeyboardInterrupt:  # the earlier runs are kept
             return None
         if unfinished:
             return None
         verdict, attrs, found = call.judge(found, made, bridge_rng, check_rng)
-        return call.path, found, verdict, attrs, made
+        return call, found, verdict, attrs, made
 
 
 def _by_mode(

@@ -130,6 +130,20 @@ class NonCentring:
         found[:, self.others] += by_u / self.spread
         return found
 
+    def gradient_in_x(self, z: Array, gradient: Array) -> Array:
+        """Return the gradient of the log density of x, from that of z in z; the inverse of :meth:`gradient`."""
+        given = self.given(z)
+        of_effects = np.zeros_like(gradient)
+        of_effects[:, self.effects] = gradient[:, self.effects] / given.scales.s
+        through_effects = self.gradient(z, self._turned_back(of_effects), given)
+        found = of_effects
+        found[:, self.others] = gradient[:, self.others] - through_effects[:, self.others]
+        return self._turned_back(found)
+
+    def _turned_back(self, gradient: Array) -> Array:
+        """Return the gradient by x, from that by y = A⁻¹x."""
+        return gradient if self.axes is None else np.asarray(np.linalg.solve(self.axes.T, gradient.T).T)
+
     def _mean(self, given: Given) -> Array:
         """Return m = a + (1 − w)(d − a) + w(h(u) − a)."""
         w = given.scales.w

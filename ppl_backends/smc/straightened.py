@@ -1,0 +1,81 @@
+"""Runs again from a density fitted to the last particles in their non-centred coordinates.
+
+A path from a Gaussian to a funnel reaches the neck with few particles. There the first moves find no change of variables,
+the particles lag behind, and the evidence of tempering is too low by several of its own errors. The last particles, which
+were moved in non-centred coordinates since, are nearer to the posterior. A bridge from them replaces tempering. If there
+is no bridge, the path starts again, from the density that would have been the other one of the bridge, mixed with
+Student t's if the posterior's tails in the new coordinates need them. It is so near that few steps are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_backends.approximations.mixture import MixtureApproximation
+from ppl_backends.errors import ModelError
+from ppl_backends.importance.tails import with_tails
+from ppl_backends.kernels.noncentring import NonCentring, find_noncentring
+from ppl_backends.numerics.gaps import modes
+from ppl_backends.smc.bridge_sampling import NonCentred
+from ppl_backends.smc.health import PRECISE, Verdict
+from ppl_backends.smc.path import BridgePath, TemperingPath
+from ppl_backends.smc.records import SMCResult
+from ppl_backends.targets.function import FunctionTarget
+from ppl_backends.targets.protocol import Array, BaseTarget
+
+
+def lacks_a_bridge(verdict: Verdict, attrs: Mapping[str, Any]) -> bool:
+    """Return whether the evidence is that of tempering, without a precise bridge beside it."""
+    precise = attrs.get("log_evidence_bridge_se", np.inf) <= PRECISE
+    return verdict.method == "tempering" and not precise and not verdict.interrupted
+
+
+def is_straightened(path: TemperingPath) -> bool:
+    """Return whether the path starts in non-centred coordinates."""
+    return isinstance(path.approximation, NonCentred)
+
+
+def straightened_path(path: TemperingPath, runs: Sequence[SMCResult]) -> BridgePath | None:
+    """Return the path from a density fitted to the last particles; None if no funnel appeared on the path of the runs.
+
+    It appeared if the last moves of a run changed more coordinates than its first ones. Separated modes, whose shares the
+    particles may not know, have no such path.
+    """
+    if is_straightened(path) or not path.draws_are_independent or not any(map(_became_bent, runs)):
+        return None
+    x = np.concatenate([run.x for run in runs])
+    if modes(x).any():
+        return None
+    change = find_noncentring(x, path.evaluate(x, 1.0, True).gradient)
+    if change is None:
+        return None
+    z = change.to_z(x)
+    try:
+        gaussian = MixtureApproximation([1.0], [z.mean(axis=0)], [np.cov(z.T)])
+    except ModelError:  # a singular covariance: there are too few points
+        return None
+    tails = with_tails(_in_z(path.target, change), gaussian, by_variance=True)
+    first = path.description if path.approximation is None else path.approximation.method
+    start = NonCentred(gaussian, change, f"non-centred draws of a run from {first}")
+    return BridgePath(path.target, start, None if tails is None else start._replace(q=tails))
+
+
+def _became_bent(run: SMCResult) -> bool:
+    """Return whether the last moves had more non-centred coordinates than the first."""
+    counts = [stage.moves.non_centred for stage in run.stages if stage.moves is not None]
+    return bool(counts) and counts[0] < counts[-1]
+
+
+def _in_z(target: BaseTarget, change: NonCentring) -> FunctionTarget:
+    """Return the target's density in the new variables."""
+
+    def density(z: Array) -> tuple[Array, Array]:
+        with np.errstate(all="ignore"):  # far out
+            given = change.given(z)
+            value, gradient = target.log_density_and_gradient(change.to_x(z, given))
+            return value + change.log_determinant(z, given), change.gradient(z, gradient, given)
+
+    return FunctionTarget(len(change.effects) + len(change.others), density)
