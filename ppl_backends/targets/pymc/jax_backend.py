@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,9 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
+from pytensor.scalar.basic import Add, Mul
 from pytensor.scalar.math import Erfcinv, Erfcx
+from pytensor.tensor.basic import cast
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import Dot
@@ -161,10 +163,22 @@ def _own_operation(fgraph: Any, node: Any) -> Any:
         return [VectorSideDot()(*node.inputs)]
     if isinstance(op, Blockwise) and type(op.core_op) is Dot:
         return [Blockwise(VectorSideDot(), signature=op.signature)(*node.inputs)]
+    if isinstance(op, Elemwise) and isinstance(op.scalar_op, Add | Mul) and len(node.inputs) > 2:
+        return [_two_by_two(op.scalar_op, node)]
     own = {Erfcx: OwnErfcx, Erfcinv: OwnErfcinv}.get(type(op.scalar_op)) if isinstance(op, Elemwise) else None
     if own is None:
         return None
     return [Elemwise(own(op.scalar_op.output_types_preference, name=own.__name__))(*node.inputs)]
+
+
+def _two_by_two(scalar_op: Any, node: Any) -> Variable:
+    """Return a sum or a product of several variables as one of two at a time, those of fewest dimensions first.
+
+    PyTensor may translate it to the sum or the product of a stack of arrays, which takes several times as long.
+    """
+    kind = node.outputs[0].dtype
+    ordered = sorted(node.inputs, key=lambda v: v.type.broadcastable.count(False))
+    return reduce(Elemwise(scalar_op), [v if v.dtype == kind else cast(v, kind) for v in ordered])
 
 
 _DECLARED: list[Callable[[Any], None]] = [register_jax]
