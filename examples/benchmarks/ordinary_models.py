@@ -112,6 +112,18 @@ def autoregression(n=200):
     return model
 
 
+def walk(n=200, knots=40):
+    """Return a spline whose coefficients are a random walk."""
+    rng = np.random.default_rng(2)
+    x = np.sort(rng.random(n))
+    y = np.sin(6 * x) + 0.5 * x + 0.3 * rng.standard_normal(n)
+    with pm.Model() as model:
+        sd, sigma = pm.HalfNormal("sd", 1), pm.HalfNormal("sigma", 1)
+        level = pm.GaussianRandomWalk("level", sigma=sd, init_dist=pm.Normal.dist(0, 2), shape=knots)
+        pm.Normal("y", level[np.minimum((x * knots).astype(int), knots - 1)], sigma, observed=y)
+    return model
+
+
 THREE = [-3.0, 0.0, 3.0]
 MODELS = {
     "mixture of three ordered normals, 300 rows": lambda: ordered_mixture(3, THREE, 300, 1),
@@ -122,6 +134,7 @@ MODELS = {
     "epidemic, differential equation": epidemic,
     "zero-inflated Poisson regression": zero_inflated,
     "autoregression": autoregression,
+    "random walk, 40 knots": walk,
     **{
         name: HOSTILE[name]
         for name in ("eight schools, non-centred", "group effect", "Student regression", "random intercepts")
