@@ -100,9 +100,8 @@ class _Walk:
         self.state = self._evaluate(x, rng)
         self.coordinates = coordinates_of(self.state, self.path)
         self.divergent: list[float] = []
-        self.failed: list[
-            Array
-        ] = []  # points where trajectories of the original step started that failed, then of short ones
+        # Points where trajectories of the original step started that failed, then of each short one
+        self.failed: list[Array] = []
 
     @property
     def scaling(self) -> list[int]:
