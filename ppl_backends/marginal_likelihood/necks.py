@@ -31,14 +31,15 @@ from ppl_backends.marginal_likelihood.bridging import Fit, variance_of_mean
 from ppl_backends.marginal_likelihood.draws import Convergence, Draws, convergence_of, distrust_of_draws
 from ppl_backends.marginal_likelihood.proposals import FITS, choose_proposal, fit_gaussian
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.smc.coordinates import Coordinates, coordinates_of
-from ppl_backends.smc.moves import energy_error_of, share_of_divergent
+from ppl_backends.smc.coordinates import Coordinates
+from ppl_backends.smc.moves import energy_error_of
 from ppl_backends.smc.necks import advice_for_neck
 from ppl_backends.smc.path import BridgePath, PathState
 from ppl_backends.smc.short_steps import (
     CLEAR,
     FIRST_MOVES,
-    SHORTER,
+    MOVES,
+    Walk,
     growth_of_a_side,
     prior_depends_on,
     where_energy_errors_are,
@@ -49,7 +50,7 @@ _LARGE_ERROR = 3.0  # of a trajectory's energy
 _SUSPECT = 0.01  # share of trajectories with such an error; a Gaussian's have it in fewer than a thousandth
 _TUNED_BY, _TUNING = 250, 5  # draws, and rounds of trajectories from them
 _ACCEPTED, _TRIALS = 0.75, 4  # rate from which a step is no longer at the edge of being unstable for all draws
-_TRIED, _MOVED, _MOVES = 1000, 2000, 8
+_TRIED, _MOVED = 1000, 2000
 _SHIFT = 3.0  # standard errors
 _DRIFT = 4.0  # standard errors
 _MOST_COORDINATES = 300  # for which a covariance of this many draws is a metric
@@ -120,7 +121,7 @@ def check_draws(draws: Draws, target: BaseTarget, rng: np.random.Generator, prop
     return Checked(convergence, neck, reasons)
 
 
-def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.Generator, sound: bool = True) -> Neck:
+def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.Generator, sound: bool) -> Neck:
     """Return what moves do to the draws of a target with gradients.
 
     ``fit`` makes densities of draws, to which their moves are compared. Only draws that are ``sound`` otherwise are moved
@@ -152,18 +153,16 @@ def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.
         if large <= _SUSPECT or not sound:
             return Neck(large, drift)
         coordinate, upwards = where_energy_errors_are(tried.x, errors)
-        start = path.evaluate(_thinned(x, _MOVED), 1.0, True)
-        moved, short = start, coordinates_of(start, path)
-        for _ in range(_MOVES // FIRST_MOVES):
-            divergent = 0.0
-            for _ in range(FIRST_MOVES):
-                moved, info = short.move(kernel, rng, moved, _density(path), SHORTER * scale)
-                divergent += share_of_divergent(info)
-            before, after = ((1.0 if upwards else -1.0) * points.x[:, coordinate] for points in (start, moved))
+        walk = Walk(path, kernel, _thinned(x, _MOVED), scale, rng)
+        for _ in range(MOVES // FIRST_MOVES):
+            divergent = walk.move(FIRST_MOVES)
+            before, after = (
+                (1.0 if upwards else -1.0) * points[:, coordinate] for points in (walk.start, walk.state.x)
+            )
             growth = growth_of_a_side([before], [after])
             if divergent == 0.0 and growth < CLEAR:
                 break
-    return Neck(large, drift, growth, coordinate, upwards, prior_depends_on(target, start.x, coordinate))
+    return Neck(large, drift, growth, coordinate, upwards, prior_depends_on(target, walk.start, coordinate))
 
 
 def _drift(draws: Draws, fit: Fit, before: PathState, after: PathState, kept: slice) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -242,7 +242,7 @@ def sample_smc(
     identity |= {"max_time": None, "power": power, "power_potentials": power_potentials}
     saved = None if checkpoint is None else Checkpoint.open(checkpoint, target, identity, initial, random_seed)
     generators = spawn_generators(saved.seed if saved else random_seed, 6 * chains + 4)
-    result_rng, initial_rng, bridge_rng, check_rng = generators[chains : chains + 4]
+    result_rng, initial_rng, *of_judge = generators[chains : chains + 4]
     path = choose_path(target, saved.initial if saved else initial, initial_rng, chosen, settings)
 
     call = _Call(path, chosen, draws, executor, progressbar)
@@ -253,12 +253,12 @@ def sample_smc(
     figures, made, unfinished = call.run_all(
         settings, generators[:chains], seconds, saved.begin(path) if saved else None
     )
-    verdict, attrs, figures = call.judge(figures, made, bridge_rng, check_rng)
+    verdict, attrs, figures = call.judge(figures, made, *of_judge)
     if figures.lost is not None and not unfinished and may_run_again and path.draws_are_independent:
-        found = call.from_all_modes(figures, settings, thirds, fourths, bridge_rng, check_rng)
+        found = call.run_along(lambda: call.path_from_all_modes(figures), settings, thirds, fourths, *of_judge)
         call, figures, verdict, attrs, made = found or (call, figures, verdict, attrs, made)
     if not unfinished and may_run_again and lacks_a_bridge(verdict, attrs):
-        found = call.straightened(figures, settings, fifths, sixths, bridge_rng, check_rng)
+        found = call.run_along(lambda: straightened_path(call.path, figures.runs), settings, fifths, sixths, *of_judge)
         call, figures, verdict, attrs, made = found or (call, figures, verdict, attrs, made)
     warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
     return smc_inference_data(
@@ -396,16 +396,8 @@ class _Call(NamedTuple):
 
         return find_missed_mode(path.target, path.approximation, points, log_weights + integral, weigh, self.draws, rng)
 
-    def from_all_modes(
-        self,
-        figures: Figures,
-        settings: Settings,
-        generators: Sequence[np.random.Generator],
-        again: Sequence[np.random.Generator],
-        bridge_rng: np.random.Generator,
-        check_rng: np.random.Generator,
-    ) -> tuple[_Call, Figures, Verdict, dict[str, Any], Settings] | None:
-        """Run all chains from Gaussians at the modes of the draws and at the lost one; return None if interrupted."""
+    def path_from_all_modes(self, figures: Figures) -> BridgePath:
+        """Return the path from Gaussians at the modes of the draws and at the lost one."""
         target, lost = self.path.target, figures.lost
         assert lost is not None
         method = f"modes of a run from {self.path.description}"
@@ -413,37 +405,23 @@ class _Call(NamedTuple):
             start = with_missed_mode(self.path.approximation, lost).replaced(method=method)
         else:
             start = with_lost_mode(target, np.concatenate([run.x for run in figures.runs]), lost, method)
-        path = BridgePath(target, start, with_tails(target, start))
-        return self._along(path, settings, generators, again, bridge_rng, check_rng)
+        return BridgePath(target, start, with_tails(target, start))
 
-    def straightened(
+    def run_along(
         self,
-        figures: Figures,
+        make_path: Callable[[], TemperingPath | None],
         settings: Settings,
         generators: Sequence[np.random.Generator],
         again: Sequence[np.random.Generator],
         bridge_rng: np.random.Generator,
         check_rng: np.random.Generator,
     ) -> tuple[_Call, Figures, Verdict, dict[str, Any], Settings] | None:
-        """Run all chains from a density fitted to the draws in non-centred coordinates; None if no funnel appeared."""
+        """Run all chains along another path; return None if there is none, or if interrupted."""
         try:
-            path = straightened_path(self.path, figures.runs)
-        except KeyboardInterrupt:  # the first runs are kept
-            return None
-        return None if path is None else self._along(path, settings, generators, again, bridge_rng, check_rng)
-
-    def _along(
-        self,
-        path: TemperingPath,
-        settings: Settings,
-        generators: Sequence[np.random.Generator],
-        again: Sequence[np.random.Generator],
-        bridge_rng: np.random.Generator,
-        check_rng: np.random.Generator,
-    ) -> tuple[_Call, Figures, Verdict, dict[str, Any], Settings] | None:
-        """Run all chains along another path; return None if interrupted."""
-        call = self._replace(path=path)
-        try:
+            path = make_path()
+            if path is None:
+                return None
+            call = self._replace(path=path)
             found, made, unfinished = call.run_all(settings, generators, again, None)
         except KeyboardInterrupt:  # the earlier runs are kept
             return None

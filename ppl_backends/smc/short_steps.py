@@ -36,7 +36,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 _SUSPECT = 0.0005  # share of the last trajectories that diverged, above which shorter steps are tried
 SHORTER = 0.25
 # Half of the moves suffice if none diverges and particles do not move further in by more than this many standard errors.
-FIRST_MOVES, _MOVES, CLEAR = 4, 8, 1.0
+FIRST_MOVES, MOVES, CLEAR = 4, 8, 1.0
 _POINTS, _FEWEST_POINTS = 2000, 1000  # of all chains
 _COST = 0.5  # of the evaluations of the runs
 _BLOCKS = 100  # largest number of groups of copies
@@ -73,17 +73,17 @@ def move_with_short_steps(
 
 def _moved(
     path: TemperingPath, kernel: Kernel, runs: Sequence[SMCResult], rng: np.random.Generator
-) -> tuple[ShortSteps, list[_Walk]]:
+) -> tuple[ShortSteps, list[Walk]]:
     """Return the effect of short steps, and the walks of all runs."""
     points, walks, errors = _affordable(runs), [], []
     for run in runs:
         x = run.x[:: max(1, len(run.x) * len(runs) // points)]
-        walk = _Walk(path, kernel, x, run.scale, rng)
+        walk = Walk(path, kernel, x, run.scale, rng)
         errors.append(walk.energy_errors())
         walks.append(walk)
     starts = np.concatenate([walk.start for walk in walks])
     coordinate, upwards = where_energy_errors_are(starts, np.concatenate(errors))
-    for _ in range(_MOVES // FIRST_MOVES):
+    for _ in range(MOVES // FIRST_MOVES):
         divergent = float(np.mean([walk.move(FIRST_MOVES) for walk in walks]))
         shift, place, up = _largest_growth(walks, coordinate, upwards)
         found = ShortSteps(divergent, shift, place, up, prior_depends_on(path.target, starts, place))
@@ -92,7 +92,7 @@ def _moved(
     return found, walks
 
 
-class _Walk:
+class Walk:
     """Particles of one run, moved with a quarter of its step."""
 
     def __init__(self, path: TemperingPath, kernel: Kernel, x: Array, scale: float, rng: np.random.Generator) -> None:
@@ -135,7 +135,7 @@ class _Walk:
         return float(np.mean(self.divergent))
 
 
-def _largest_growth(walks: Sequence[_Walk], coordinate: int, upwards: bool) -> tuple[float, int, bool]:
+def _largest_growth(walks: Sequence[Walk], coordinate: int, upwards: bool) -> tuple[float, int, bool]:
     """Return the growth of the side where energy errors are large, or of another side that grows more, less a margin."""
     scaling = {j for walk in walks for j in walk.scaling}
     sides = [(coordinate, upwards), *((j, up) for j in sorted({coordinate, *scaling}) for up in (False, True))]
@@ -155,7 +155,7 @@ def _affordable(runs: Sequence[SMCResult]) -> int:
         len(run.x) * stage.moves.gradients for run in runs for stage in (*run.start.stages, *run.stages) if stage.moves
     )
     shortest = min(run.scale for run in runs)
-    return int(np.clip(_COST * made / (_MOVES * int(Hmc().n_steps(SHORTER * shortest))), _FEWEST_POINTS, _POINTS))
+    return int(np.clip(_COST * made / (MOVES * int(Hmc().n_steps(SHORTER * shortest))), _FEWEST_POINTS, _POINTS))
 
 
 def where_energy_errors_are(x: Array, errors: Array) -> tuple[int, bool]:

@@ -20,10 +20,8 @@ from ppl_backends.targets.pymc.rewrites import simplify
 
 LARGE = 16  # constants with more elements become arguments, because compilers try to fold constants
 _SIZES = 32, 256  # rows of a block, at most
-_MANY, _BLOCKS = (
-    50_000,
-    4,
-)  # rows in all, and blocks of a call, from which blocks of the second size are worth their compilation
+# Rows in all, and blocks of a call, from which blocks of the second size are worth their compilation
+_MANY, _BLOCKS = 50_000, 4
 
 
 class SiteGraph:
