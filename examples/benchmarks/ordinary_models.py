@@ -112,6 +112,19 @@ def autoregression(n=200):
     return model
 
 
+def item_response(people=100, items=20):
+    """Return a two-parameter item response model, 140 coordinates."""
+    rng = np.random.default_rng(1)
+    ability, difficulty = rng.standard_normal((people, 1)), rng.standard_normal(items)
+    discrimination = np.exp(0.4 * rng.standard_normal(items))
+    right = rng.random((people, items)) < 1 / (1 + np.exp(-discrimination * (ability - difficulty)))
+    with pm.Model() as model:
+        theta, b = pm.Normal("theta", 0, 1, shape=people), pm.Normal("b", 0, 1.5, shape=items)
+        a = pm.LogNormal("a", 0, 0.5, shape=items)
+        pm.Bernoulli("y", logit_p=a * (theta[:, None] - b), observed=right.astype(int))
+    return model
+
+
 def walk(n=200, knots=40):
     """Return a spline whose coefficients are a random walk."""
     rng = np.random.default_rng(2)
@@ -135,6 +148,7 @@ MODELS = {
     "zero-inflated Poisson regression": zero_inflated,
     "autoregression": autoregression,
     "random walk, 40 knots": walk,
+    "item response, two parameters": item_response,
     **{
         name: HOSTILE[name]
         for name in ("eight schools, non-centred", "group effect", "Student regression", "random intercepts")

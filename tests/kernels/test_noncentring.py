@@ -130,6 +130,19 @@ def test_few_points_of_many_coordinates_show_no_roots_by_chance(seed):
     assert len(found.effects) >= 97
 
 
+@pytest.mark.parametrize("sds", [(0.2, 0.2), (0.8, 0.8), (0.8, 0.2)])
+def test_coordinates_whose_scales_hardly_vary_are_left_as_they_are(sds):
+    """Of slopes of effects with log-normal scales exp(-4 sd²) is linear: 0.85 and 0.08."""
+    rng = np.random.default_rng(7)
+    z = rng.standard_normal((1000, N_EFFECTS))
+    log_scale, of_root = rng.standard_normal((1000, 1)), np.repeat(sds, N_EFFECTS // 2)
+    slope = -log_scale + ((z**2 - 1.0) * of_root).sum(axis=1, keepdims=True)
+    scale = np.exp(of_root * log_scale)
+    found = find_noncentring(np.hstack([log_scale, scale * z]), np.hstack([slope, -z / scale]))
+    effects = [] if found is None else found.effects.tolist()
+    assert effects == (1 + np.flatnonzero(of_root > 0.5)).tolist()
+
+
 @pytest.mark.parametrize("n", [100, 1000])
 def test_a_funnel_is_straightened(n):
     x = draw_funnel(n, np.random.default_rng(3))

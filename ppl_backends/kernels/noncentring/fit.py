@@ -36,7 +36,7 @@ from ppl_backends.targets.protocol import Array, Index
 _LARGEST_LEFT = 0.5  # of slopes of log s after the change, by a standard deviation of a root
 _CLEARLY_NEARER = 1.0  # to a Gaussian
 _LINEAR = 0.01  # nonlinear share of the variance of a slope below which the slope counts as linear
-_NONLINEAR = 0.1  # nonlinear share below which no change is needed
+_NONLINEAR = 0.3  # nonlinear share below which a coordinate is left as it is: its scale varies by a third
 _FEWEST_POINTS, _POINTS = 50, 1000
 _MOST_COORDINATES = 1000  # each is tested for the scales of all others
 _LARGEST_DESIGN = 20_000_000  # numbers, in the regressions of all means
@@ -94,25 +94,30 @@ class _Candidate(NamedTuple):
 
 def _candidates(x: Array, gradient: Array) -> Iterator[_Candidate]:
     """Yield roots of curves only, of scales along the coordinates, and of scales along other axes, with these axes."""
-    yield from _along(None, no_roots(x.shape[1]), x, gradient)
-    yield from _along(None, find_roots(x, gradient), x, gradient)
+    bent = np.flatnonzero(_nonlinear(x, gradient) >= _NONLINEAR)
+    yield from _along(None, no_roots(x.shape[1]), bent, x, gradient)
+    yield from _along(None, find_roots(x, gradient, bent), bent, x, gradient)
     axes = funnel_axes(x, gradient)
     if axes is not None:
         x, gradient = _turned(x, gradient, axes)
-        yield from _along(axes, find_roots(x, gradient), x, gradient)
+        bent = np.flatnonzero(_nonlinear(x, gradient) >= _NONLINEAR)
+        yield from _along(axes, find_roots(x, gradient, bent), bent, x, gradient)
 
 
-def _along(axes: Array | None, roots: Roots, x: Array, gradient: Array) -> Iterator[_Candidate]:
-    """Yield roots among coordinates along axes, without and with those of curves; nothing if there are no effects."""
+def _along(axes: Array | None, roots: Roots, bent: Index, x: Array, gradient: Array) -> Iterator[_Candidate]:
+    """Yield roots among coordinates along axes, without and with those of curves; nothing if there are no effects.
+
+    Only coordinates ``bent``, whose slopes are not linear, can be effects.
+    """
     n_found = len(roots.effects)
     roots, precisions, closest = _without_level(roots, x, gradient)
     if len(roots.effects):
         yield _Candidate(roots, axes, precisions)
     if axes is None and 2 < len(roots.effects) == n_found:  # a level where few points are in the neck
         yield _Candidate(roots.without(closest), axes)
-    bent = with_curves(roots, x, gradient)
-    if len(bent.effects) > len(roots.effects):
-        yield _Candidate(bent, axes)
+    curved = with_curves(roots, x, gradient, bent)
+    if len(curved.effects) > len(roots.effects):
+        yield _Candidate(curved, axes)
 
 
 def _turned(x: Array, gradient: Array, axes: Array) -> tuple[Array, Array]:

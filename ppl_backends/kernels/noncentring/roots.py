@@ -58,20 +58,22 @@ def no_roots(dim: int) -> Roots:
     return Roots(np.empty(0, int), np.empty(0, int), np.empty((2, dim, 0)))
 
 
-def find_roots(x: Array, gradient: Array) -> Roots:
-    """Return the coordinates whose scales depend on others; no effects if there are none.
+def find_roots(x: Array, gradient: Array, possible: Index) -> Roots:
+    """Return those of the ``possible`` coordinates whose scales depend on others; no effects if there are none.
 
     Roots are chosen one after the other, each time the one that explains most; roots are not effects.
     """
     n, dim = x.shape
-    response = -np.log(np.maximum(np.abs(gradient), 1e-300))
+    if not len(possible):
+        return no_roots(dim)
+    response = -np.log(np.maximum(np.abs(gradient[:, possible]), 1e-300))
     response = np.minimum(response, np.quantile(response, 0.995, axis=0))  # slopes near zero
     standard, _ = standardised(x)
     sizes = size(standard)
     columns = np.hstack([standard, sizes - sizes.mean(axis=0)])
     roots: list[int] = []
     while len(roots) < min(_MOST_ROOTS, n // (2 * POINTS_A_REGRESSOR)):
-        strength = (_clear_slopes(columns, response, roots) ** 2).sum(axis=(0, 2))
+        strength = (_clear_slopes(columns, response, roots, possible) ** 2).sum(axis=(0, 2))
         if not strength.any():
             break
         roots.append(int(np.argmax(strength)))
@@ -81,17 +83,17 @@ def find_roots(x: Array, gradient: Array) -> Roots:
     # An effect that hardly shows its root is in the same neck: the threshold is lower than for a root.
     clearly = np.repeat([_SHOWS, CLEARLY], len(roots))[:, None]
     found = np.where(np.abs(found[1:]) > clearly * error * copies_of(x) ** 0.5, found[1:], 0.0)
-    found[:, roots] = 0.0
-    effects = np.flatnonzero(found.any(axis=0))
-    slopes = np.zeros((2 * dim, len(effects)))
-    slopes[chosen] = found[:, effects]
-    return Roots(np.array(roots, dtype=int), effects, slopes.reshape(2, dim, len(effects)))
+    found[:, np.isin(possible, roots)] = 0.0
+    shown = found.any(axis=0)
+    slopes = np.zeros((2 * dim, shown.sum()))
+    slopes[chosen] = found[:, shown]
+    return Roots(np.array(roots, dtype=int), possible[shown], slopes.reshape(2, dim, -1))
 
 
-def with_curves(found: Roots, x: Array, gradient: Array) -> Roots:
-    """Return roots and effects, including effects whose means, at constant scales, depend on squares of others."""
+def with_curves(found: Roots, x: Array, gradient: Array, possible: Index) -> Roots:
+    """Return roots and effects, including ``possible`` ones whose means, at constant scales, depend on squares of others."""
     n, dim = x.shape
-    if dim + 1 > n // POINTS_A_REGRESSOR:
+    if dim + 1 > n // POINTS_A_REGRESSOR or not len(possible):
         return found
     standard, spread = standardised(x)
     scale = np.maximum((gradient**2).mean(axis=0), 1e-300) ** -0.5
@@ -99,6 +101,7 @@ def with_curves(found: Roots, x: Array, gradient: Array) -> Roots:
     slopes = _slopes_beside_others((x - x.mean(axis=0)) / spread, standard**2, mean, copies_of(x))
     np.fill_diagonal(slopes, 0.0)
     slopes[found.effects] = slopes[:, found.effects] = slopes[:, found.roots] = 0.0
+    slopes[:, np.setdiff1d(np.arange(dim), possible)] = 0.0
     for _ in range(_MOST_ROOTS):
         strength = (slopes**2).sum(axis=1)
         if not strength.any():
@@ -171,17 +174,16 @@ def _regressors(columns: Array, roots: list[int]) -> tuple[Index, Array]:
     return chosen, np.column_stack([np.ones(len(columns)), columns[:, chosen]])
 
 
-def _clear_slopes(columns: Array, response: Array, roots: list[int]) -> Array:
-    """Return slopes ``(2, dim, dim)`` of the responses on one more coordinate, and its size, given the roots.
+def _clear_slopes(columns: Array, response: Array, roots: list[int], possible: Index) -> Array:
+    """Return slopes ``(2, dim, n_possible)`` of the responses on one more coordinate, and its size, given the roots.
 
     Slopes that are not significant are 0.
     """
-    dim = response.shape[1]
     q, _ = np.linalg.qr(_regressors(columns, roots)[1])
     slopes = slopes_on(columns - q @ (q.T @ columns), response - q @ (q.T @ response), copies_of(columns))
-    slopes = slopes.reshape(2, dim, dim)
-    slopes[:, np.arange(dim), np.arange(dim)] = 0.0
-    slopes[:, :, roots] = 0.0
+    slopes = slopes.reshape(2, -1, len(possible))
+    slopes[:, possible, np.arange(len(possible))] = 0.0
+    slopes[:, :, np.isin(possible, roots)] = 0.0
     return slopes
 
 
