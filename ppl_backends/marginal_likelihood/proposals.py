@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.hierarchical import HierarchicalApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.tails import fit_mixture, is_nearer, student_mixture
 from ppl_backends.kernels.metric import metric_from_points
-from ppl_backends.marginal_likelihood.hierarchical import HierarchicalApproximation
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.targets.protocol import Array
 
