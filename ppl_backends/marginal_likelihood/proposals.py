@@ -14,14 +14,13 @@ from ppl_backends.errors import ModelError
 from ppl_backends.importance.tails import fit_mixture, is_nearer, student_mixture
 from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.numerics.gaps import modes
+from ppl_backends.numerics.gaussian import suffice_for_covariance
 from ppl_backends.targets.protocol import Array
-
-_DRAWS_PER_SQUARE = 8  # a covariance from n points reduces the overlap by a factor of about exp(−dim²/4n)
 
 
 def fit_gaussian(x: Array) -> GaussianApproximation:
     """Return the Gaussian with the mean and covariance of points ``(n, dim)``; shrink the covariance if points are few."""
-    if not _are_many(*x.shape):
+    if not suffice_for_covariance(*x.shape):
         metric = metric_from_points(x)
         return GaussianApproximation(metric.mean, cholesky=metric.factor, method="draws")
     return GaussianApproximation(x.mean(axis=0), np.atleast_2d(np.cov(x.T)), method="draws")
@@ -74,7 +73,7 @@ def choose_proposal(x: Array, name: str, allowed: Sequence[str]) -> str:
             raise ModelError(f"proposal={name!r}: this method takes {' or '.join(map(repr, allowed))}")
         return name
     dim, half = x.shape[2], x.shape[1] // 2
-    if "hierarchical" in allowed and not _are_many(x.size // dim // 2, dim):
+    if "hierarchical" in allowed and not suffice_for_covariance(x.size // dim // 2, dim):
         return "hierarchical"
     if "mixture" in allowed and _has_modes(x.reshape(-1, dim)):
         return "mixture"
@@ -94,7 +93,7 @@ def _has_modes(x: Array) -> bool:
     if len(parts) == 1:
         return False
     fewest = min(_n_distinct(part) for part in parts)
-    return fewest > x.shape[1] and _are_many(fewest // 2, x.shape[1])
+    return fewest > x.shape[1] and suffice_for_covariance(fewest // 2, x.shape[1])
 
 
 def _parts(x: Array) -> list[Array]:
@@ -106,8 +105,3 @@ def _parts(x: Array) -> list[Array]:
 def _n_distinct(part: Array) -> int:
     """Return the number of distinct points; 0 if a coordinate does not vary: rounded draws vary between "modes" alone."""
     return 0 if np.ptp(part, axis=0).min() == 0 else len(np.unique(part, axis=0))
-
-
-def _are_many(n: int, dim: int) -> bool:
-    """Return whether there are enough points for a covariance."""
-    return n * _DRAWS_PER_SQUARE >= dim**2

@@ -29,6 +29,13 @@ MAX_DENSE_DIM = 4000
 
 LOG_2PI = float(np.log(2 * np.pi))
 
+_SQUARES = 8
+
+
+def suffice_for_covariance(n: int, dim: int) -> bool:
+    """Return whether so many points suffice to fit a covariance, which reduces the overlap by about exp(−dim²/4n)."""
+    return n * _SQUARES >= dim**2
+
 
 def normal_rule(n: int) -> tuple[Array, Array]:
     """Return ``n`` nodes and weights of the Gauss–Hermite rule for means under a standard normal; the weights sum to one."""

@@ -6,8 +6,10 @@ stays wrong, but the particles at β = 1, which were moved since, can be right.
 
 q is a Gaussian, a mixture with one Gaussian for each separated mode, or a Gaussian with Student t's if the particles
 have heavy tails; it is in non-centred coordinates if the particles were moved in these. It is fitted to the *other*
-chains (to the other half of the particles of a single chain). Most of the error comes from the draws of q. Such a draw
-costs one evaluation, and a particle costs hundreds, so the number of draws is a share of the evaluations of the run.
+chains (to the other half of the particles of a single chain). If these are few for a covariance, q may also be a
+:class:`~ppl_backends.approximations.hierarchical.HierarchicalApproximation`, which has fewer parameters; q is whichever is
+higher at particles that it was not fitted to. Most of the error comes from the draws of q. Such a draw costs one
+evaluation, and a particle costs hundreds, so the number of draws is a share of the evaluations of the run.
 
 Errors are those of Frühwirth-Schnatter (2004), with the lineages of the particles in place of their autocorrelations. The
 particles of a chain enter its own estimate and, through q, those of the others. To leading order both are the same product of
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ppl_backends.approximations.hierarchical import HierarchicalApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.proposals import StudentMixture
@@ -29,11 +32,13 @@ from ppl_backends.importance.tails import tails_of_points
 from ppl_backends.kernels.noncentring import NonCentring, find_noncentring
 from ppl_backends.numerics.bridge import BridgeEstimate, bridge
 from ppl_backends.numerics.gaps import modes
+from ppl_backends.numerics.gaussian import suffice_for_covariance
 from ppl_backends.smc.evidence import EvidenceEstimate, combine_evidence
 from ppl_backends.targets.protocol import Array, Index
 
 _BATCH = 1000  # draws of the fitted density for each chain, at most, that are evaluated together
 _MOST_BATCHES = 30
+_LARGEST_VARIANCE = 1.0  # of a bridge; beyond it few terms make up the evidence, which can be off by many such errors
 _SHARE_OF_RUN = 0.1  # of the evaluations of a run's moves, for its bridge
 
 
@@ -59,7 +64,7 @@ class Sample(NamedTuple):
 class NonCentred(NamedTuple):
     """The density of x if z has density ``q``."""
 
-    q: MixtureApproximation | StudentMixture
+    q: Any
     change: NonCentring
     method: str = "non-centred"
     representation: str = "non-centred"
@@ -97,17 +102,15 @@ def bridge_evidence(
     """Return the log integral of a density from samples of it, by bridges to densities fitted to the other samples.
 
     Each bridge takes so many ``batches`` of draws from the fitted density. A single sample is halved. The result is None if
-    points are too few, for their dimension, to fit a Gaussian, or do not vary.
+    points do not vary, if a fitted density does not overlap with them, or if they are in separated modes and too few, for
+    their dimension, to fit Gaussians.
     """
     if len(samples) == 1:
         half = len(samples[0].x) // 2
         samples = [samples[0].rows(slice(half)), samples[0].rows(slice(half, None))]
-    dim, found = samples[0].x.shape[1], []
+    found = []
     for k, sample in enumerate(samples):
         others = [other for j, other in enumerate(samples) if j != k]
-        # A covariance from n points reduces the overlap by a factor of about exp(−dim²/4n).
-        if dim**2 > 8 * sum(len(other.x) for other in others):
-            return None
         with np.errstate(all="ignore"):  # particles in far tails overflow
             estimate = _bridge_to(others, sample, log_density, rng, batches)
         if estimate is None:
@@ -123,15 +126,16 @@ def _bridge_to(
     rng: np.random.Generator,
     batches: int,
 ) -> BridgeEstimate | None:
-    """Return a bridge from the sample to the density fitted to the others."""
+    """Return a bridge from the sample to the density fitted to the others, None without overlap."""
     try:
-        q = _fitted_to(others)
-    except ModelError:
+        q = _fitted_to(others, sample.x)
+    except (ModelError, np.linalg.LinAlgError):
         return None
     ratio = np.concatenate([_log_ratios(q, log_density, min(len(sample.x), _BATCH), rng) for _ in range(batches)])
     if not np.any(ratio > -np.inf):
         return None
-    return bridge(sample.log_density - q.log_density(sample.x), ratio, sample.ancestor)
+    found = bridge(sample.log_density - q.log_density(sample.x), ratio, sample.ancestor)
+    return found if found.variance <= _LARGEST_VARIANCE else None
 
 
 def _log_ratios(q: Any, log_density: Callable[[Array], Array], n: int, rng: np.random.Generator) -> Array:
@@ -142,12 +146,23 @@ def _log_ratios(q: Any, log_density: Callable[[Array], Array], n: int, rng: np.r
     return ratios
 
 
-def _fitted_to(samples: Sequence[Sample]) -> MixtureApproximation | StudentMixture | NonCentred:
-    """Return a density fitted to samples, with a change of variables if they have gradients that show the need."""
+def _fitted_to(samples: Sequence[Sample], points: Array) -> Any:
+    """Return a density fitted to samples, with a change of variables if they have gradients that show the need.
+
+    If they are too few for a covariance, it is the one of two densities that is higher at other ``points``.
+    """
     x = np.concatenate([sample.x for sample in samples])
     gradients = [sample.gradient for sample in samples if sample.gradient is not None]
     change = find_noncentring(x, np.concatenate(gradients)) if gradients else None
-    return _fitted(x) if change is None else NonCentred(_fitted(change.to_z(x)), change)
+    z = x if change is None else change.to_z(x)
+    if suffice_for_covariance(*x.shape):
+        found: list[Any] = [_fitted(z)]
+    elif modes(z).any():
+        raise ModelError("too few points for a covariance in each separated mode")
+    else:
+        found = [HierarchicalApproximation(z), *([_fitted(z)] if len(x) > x.shape[1] else [])]
+    changed = found if change is None else [NonCentred(q, change) for q in found]
+    return changed[0] if len(changed) == 1 else max(changed, key=lambda q: q.log_density(points).mean())
 
 
 def _fitted(x: Array) -> MixtureApproximation | StudentMixture:

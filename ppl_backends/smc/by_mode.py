@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from ppl_backends.numerics.gaps import modes
-from ppl_backends.numerics.gaussian import Gaussian
+from ppl_backends.numerics.gaussian import Gaussian, suffice_for_covariance
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.evidence import EvidenceEstimate
@@ -55,12 +55,12 @@ def evidences_by_mode(
 ) -> ModeEvidences | None:
     """Return the evidence of every separated mode of equally weighted points of a density.
 
-    None for a single mode, for one with too few points of a sample, and for one whose bridge is not precise. ``batches`` are
-    those of all bridges of a sample.
+    None for a single mode, for one with too few points of a sample or for a covariance, and for one whose bridge is not
+    precise. ``batches`` are those of all bridges of a sample.
     """
     x = np.concatenate([sample.x for sample in samples])
     found = modes_along_axes(x)
-    if not found.any():
+    if not found.any() or not suffice_for_covariance(np.bincount(found).min(), x.shape[1]):
         return None
     gaussians = [_gaussian(x[found == label]) for label in range(found.max() + 1)]
     labels = [_region(sample.x, gaussians) for sample in samples]

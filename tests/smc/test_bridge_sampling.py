@@ -65,6 +65,36 @@ def test_the_evidence_of_a_gaussian(dim, chains):
     assert not found.runs_disagree
 
 
+@pytest.mark.parametrize(("name", "n"), [("gaussian", 1000), ("funnel", 500)])
+def test_the_evidence_in_250_coordinates_from_few_points(name, n):
+    """The points are too few for a covariance; the Gaussian has twelve narrow directions across all coordinates."""
+    rng, samples = np.random.default_rng(12), []
+    known = conjugate_gaussian(250)
+    density, truth = (known.target.log_density, known.log_evidence) if name == "gaussian" else (wide_funnel, 0.0)
+    for _ in range(4):
+        v = 3.0 * rng.standard_normal((n, 1))
+        x = np.hstack([v, np.exp(v / 2) * rng.standard_normal((n, 249))])
+        samples.append(exact_draws(250, n, rng)[1] if name == "gaussian" else Sample(x, density(x), np.arange(n)))
+    found = bridge_evidence(samples, density, rng)
+    assert abs(found.log_evidence - truth) < 4 * found.standard_error
+    assert found.standard_error < 0.1
+
+
+def wide_funnel(x):
+    """Return the log density of Neal's funnel, whose integral is one."""
+    v, rest = x[:, 0], x[:, 1:]
+    return stats.norm.logpdf(v, 0, 3) + stats.norm.logpdf(rest, 0, np.exp(v / 2)[:, None]).sum(axis=1)
+
+
+def test_separated_modes_need_points_for_a_covariance_each():
+    rng, samples = np.random.default_rng(13), []
+    for _ in range(4):
+        x = rng.standard_normal((100, 60))
+        x[:, 0] += rng.choice([-8.0, 8.0], 100)
+        samples.append(Sample(x, np.zeros(100), np.arange(100)))
+    assert bridge_evidence(samples, lambda x: np.zeros(len(x)), rng) is None
+
+
 def test_more_draws_of_the_fitted_density_reduce_the_error():
     rng = np.random.default_rng(6)
 
@@ -89,7 +119,7 @@ def test_two_modes_take_two_gaussians():
     assert found.standard_error < 0.02
 
 
-def test_too_few_points_or_points_that_do_not_vary_are_left_alone():
+def test_points_without_overlap_or_that_do_not_vary_are_left_alone():
     rng = np.random.default_rng(4)
     known, sample = exact_draws(50, 200, rng)
     assert bridge_evidence([sample], known.target.log_density, rng) is None
