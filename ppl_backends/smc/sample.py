@@ -63,7 +63,7 @@ from ppl_backends.smc.routes import choose_kernel, choose_path
 from ppl_backends.smc.sampler import Settings, last_particles, run_tempering
 from ppl_backends.smc.schedule import make_schedule
 from ppl_backends.smc.short_steps import try_short_steps
-from ppl_backends.smc.straightened import is_straightened, lacks_a_bridge, straightened_path
+from ppl_backends.smc.straightened import is_straightened, lacks_a_bridge, reasons_of_late_change, straightened_path
 from ppl_backends.targets.convert import as_target, naming
 from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, Index
@@ -247,19 +247,16 @@ def sample_smc(
 
     call = _Call(path, chosen, draws, executor, progressbar)
     may_run_again = settings.schedule.is_adaptive and len_chain in ("auto", None) and not unbiased and max_time is None
-    seconds, thirds, fourths, fifths, sixths = (
-        [generators[k * chains + 4 : (k + 1) * chains + 4] for k in range(1, 6)] if may_run_again else [[]] * 5
+    seconds, *others = (
+        [generators[k * chains + 4 : (k + 1) * chains + 4] for k in range(1, 6)] if may_run_again else [[]]
     )
     figures, made, unfinished = call.run_all(
         settings, generators[:chains], seconds, saved.begin(path) if saved else None
     )
-    verdict, attrs, figures = call.judge(figures, made, *of_judge)
-    if figures.lost is not None and not unfinished and may_run_again and path.draws_are_independent:
-        found = call.run_along(lambda: call.path_from_all_modes(figures), settings, thirds, fourths, *of_judge)
-        call, figures, verdict, attrs, made = found or (call, figures, verdict, attrs, made)
-    if not unfinished and may_run_again and lacks_a_bridge(verdict, attrs):
-        found = call.run_along(lambda: straightened_path(call.path, figures.runs), settings, fifths, sixths, *of_judge)
-        call, figures, verdict, attrs, made = found or (call, figures, verdict, attrs, made)
+    done = call.judge(figures, made, *of_judge)
+    if not unfinished:
+        done = done.checked_by_others(settings, others, of_judge)
+    call, figures, verdict, attrs, made = done
     warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
     return smc_inference_data(
         call.path,
@@ -327,8 +324,8 @@ class _Call(NamedTuple):
 
     def judge(
         self, figures: Figures, settings: Settings, bridge_rng: np.random.Generator, check_rng: np.random.Generator
-    ) -> tuple[Verdict, dict[str, Any], Figures]:
-        """Return the verdict on the runs, the evidences of both methods as attributes, and the figures of all trials."""
+    ) -> _Outcome:
+        """Return the verdict on the runs, with the evidences of both methods as attributes, and the figures of all trials."""
         path = self.path
         moved_along = path.for_moves(self.kernel.uses_gradient, settings.metric)
         figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
@@ -354,7 +351,8 @@ class _Call(NamedTuple):
         if stopped:
             verdict = verdict._replace(reasons=[*verdict.reasons, *stopped], replaced="", interrupted=True)
         attrs: dict[str, Any] = evidence_attrs(figures.evidence, bridge) if complete else {}
-        return _with_start(verdict, path), attrs | ({} if shares is None else {"mode_shares": shares}), figures
+        attrs |= {} if shares is None else {"mode_shares": shares}
+        return _Outcome(self, figures, _with_start(verdict, path), attrs, settings)
 
     def _bridged(self, figures: Figures, settings: Settings, rng: np.random.Generator) -> tuple[Figures, Any, Any]:
         """Return the figures, the bridge's evidence or None, and the shares of separated modes if it bridges by mode."""
@@ -396,39 +394,67 @@ class _Call(NamedTuple):
 
         return find_missed_mode(path.target, path.approximation, points, log_weights + integral, weigh, self.draws, rng)
 
-    def path_from_all_modes(self, figures: Figures) -> BridgePath:
-        """Return the path from Gaussians at the modes of the draws and at the lost one."""
-        target, lost = self.path.target, figures.lost
-        assert lost is not None
-        method = f"modes of a run from {self.path.description}"
-        if self.path.approximation is not None and all(run.weighted is not None for run in figures.runs):
-            start = with_missed_mode(self.path.approximation, lost).replaced(method=method)
-        else:
-            start = with_lost_mode(target, np.concatenate([run.x for run in figures.runs]), lost, method)
-        return BridgePath(target, start, with_tails(target, start))
 
-    def run_along(
+class _Outcome(NamedTuple):
+    """A call with the figures of its runs, the verdict on them, further attributes, and the settings that they had."""
+
+    call: _Call
+    figures: Figures
+    verdict: Verdict
+    attrs: dict[str, Any]
+    settings: Settings
+
+    def checked_by_others(
+        self, settings: Settings, generators: Sequence[Sequence[np.random.Generator]], of_judge: Sequence[Any]
+    ) -> _Outcome:
+        """Return the outcome of other runs if these lost a mode, or entered a funnel late and have no precise bridge.
+
+        Without ``generators`` no other runs are made.
+        """
+        done = self
+        if generators and self.figures.lost is not None and self.call.path.draws_are_independent:
+            done = done.or_along(done.path_from_all_modes, settings, generators[:2], of_judge)
+        if not lacks_a_bridge(done.verdict, done.attrs):
+            return done
+        if generators:
+            return done.or_along(done.straightened_path, settings, generators[2:], of_judge)
+        reasons = [*done.verdict.reasons, *reasons_of_late_change(done.figures.runs)]
+        return done._replace(verdict=done.verdict._replace(reasons=reasons))
+
+    def or_along(
         self,
         make_path: Callable[[], TemperingPath | None],
         settings: Settings,
-        generators: Sequence[np.random.Generator],
-        again: Sequence[np.random.Generator],
-        bridge_rng: np.random.Generator,
-        check_rng: np.random.Generator,
-    ) -> tuple[_Call, Figures, Verdict, dict[str, Any], Settings] | None:
-        """Run all chains along another path; return None if there is none, or if interrupted."""
+        generators: Sequence[Sequence[np.random.Generator]],
+        of_judge: Sequence[Any],
+    ) -> _Outcome:
+        """Return the outcome of runs along another path; this one if there is none, or if they are interrupted."""
         try:
             path = make_path()
             if path is None:
-                return None
-            call = self._replace(path=path)
-            found, made, unfinished = call.run_all(settings, generators, again, None)
+                return self
+            call = self.call._replace(path=path)
+            figures, made, unfinished = call.run_all(settings, generators[0], generators[1], None)
         except KeyboardInterrupt:  # the earlier runs are kept
-            return None
+            return self
         if unfinished:
-            return None
-        verdict, attrs, found = call.judge(found, made, bridge_rng, check_rng)
-        return call, found, verdict, attrs, made
+            return self
+        return call.judge(figures, made, *of_judge)
+
+    def path_from_all_modes(self) -> BridgePath:
+        """Return the path from Gaussians at the modes of the draws and at the lost one."""
+        path, runs, lost = self.call.path, self.figures.runs, self.figures.lost
+        assert lost is not None
+        method = f"modes of a run from {path.description}"
+        if path.approximation is not None and all(run.weighted is not None for run in runs):
+            start = with_missed_mode(path.approximation, lost).replaced(method=method)
+        else:
+            start = with_lost_mode(path.target, np.concatenate([run.x for run in runs]), lost, method)
+        return BridgePath(path.target, start, with_tails(path.target, start))
+
+    def straightened_path(self) -> BridgePath | None:
+        """Return the path from the last particles in non-centred coordinates; None if no funnel appeared on the path."""
+        return straightened_path(self.call.path, self.figures.runs)
 
 
 def _by_mode(

@@ -63,10 +63,29 @@ def straightened_path(path: TemperingPath, runs: Sequence[SMCResult]) -> BridgeP
     return BridgePath(path.target, start, None if tails is None else start._replace(q=tails))
 
 
+def reasons_of_late_change(runs: Sequence[SMCResult]) -> list[str]:
+    """Return a reason for distrust if a funnel appeared on the path of runs that cannot be made again."""
+    late = [_non_centred(run) for run in runs if _became_bent(run)]
+    if not late:
+        return []
+    first, last = late[0]
+    return [
+        f"the first moves standardised {first} coordinates of a funnel and the last ones {last}, so the evidence may be too "
+        "low, and no precise bridge shows by how much: leave unbiased, max_time, len_chain and schedule at their defaults, "
+        "so that the run can be made again from its last particles"
+    ]
+
+
 def _became_bent(run: SMCResult) -> bool:
     """Return whether the last moves had more non-centred coordinates than the first."""
-    counts = [stage.moves.non_centred for stage in run.stages if stage.moves is not None]
-    return bool(counts) and counts[0] < counts[-1]
+    first, last = _non_centred(run)
+    return first < last
+
+
+def _non_centred(run: SMCResult) -> tuple[int, int]:
+    """Return the numbers of non-centred coordinates in the first and the last moves."""
+    counts = [stage.moves.non_centred for stage in run.stages if stage.moves is not None] or [0]
+    return counts[0], counts[-1]
 
 
 def _in_z(target: BaseTarget, change: NonCentring) -> FunctionTarget:
