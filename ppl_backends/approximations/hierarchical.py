@@ -259,8 +259,7 @@ def _fit_shape(e: Array) -> _Shape:
     skew, tail = (cut**3).mean(axis=0) / np.sqrt(6.0 / n), ((cut**4).mean(axis=0) - 3.0) / np.sqrt(24.0 / n)
     at = np.unique(((np.arange(_QUANTILES) + 0.5) * n / _QUANTILES).astype(np.intp))
     for j in np.flatnonzero((np.abs(skew) > _SHOWS) | (np.abs(tail) > _SHOWS)):
-        points = ordered[at, j]
-        best = minimize(lambda p: -_fitted(p).inverse(points)[1].mean(), np.zeros(4), method="L-BFGS-B", bounds=_BOUNDS)  # noqa: B023
+        best = minimize(_minus_height, np.zeros(4), (ordered[at, j],), jac=True, method="L-BFGS-B", bounds=_BOUNDS)
         one = _fitted(best.x)
         shape.a[j], shape.b[j] = mean[j] + sd[j] * one.a, sd[j] * one.b
         shape.skew[j], shape.tail[j] = one.skew, one.tail
@@ -270,3 +269,14 @@ def _fit_shape(e: Array) -> _Shape:
 def _fitted(parameters: Array) -> _Shape:
     a, log_b, skew, log_tail = parameters
     return _Shape(a, np.exp(log_b), skew, np.exp(log_tail))
+
+
+def _minus_height(parameters: Array, e: Array) -> tuple[float, Array]:
+    """Return minus the mean log density of points ``(n,)``, and its gradient by a, log b, ε and log δ."""
+    shape = _fitted(parameters)
+    y = (e - shape.a) / shape.b
+    xi, logs = shape.inverse(e)
+    by_argument = xi / np.sqrt(1.0 + xi**2) - xi * np.sqrt(1.0 + xi**2)  # by δ asinh y − ε
+    by_y = by_argument * shape.tail / np.sqrt(1.0 + y**2) - y / (1.0 + y**2)
+    slopes = np.stack([-by_y / shape.b, -y * by_y - 1.0, -by_argument, by_argument * shape.tail * np.arcsinh(y) + 1.0])
+    return -float(logs.mean()), -slopes.mean(axis=1)
