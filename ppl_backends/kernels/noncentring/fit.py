@@ -71,7 +71,7 @@ def _find(x: Array, gradient: Array) -> NonCentring | None:
     step = max(1, len(x) // _POINTS)
     some, slope = x[::step], gradient[::step]  # to choose with
     best, nonlinear = None, _nonlinear(some, slope)
-    candidates = _candidates(some, slope)
+    candidates = _candidates(some, slope, nonlinear)
     while nonlinear.max() >= _NONLINEAR and (candidate := next(candidates, None)) is not None:
         change = _fit(some, slope, *candidate)
         z = change.to_z(some)
@@ -92,9 +92,12 @@ class _Candidate(NamedTuple):
     precisions: tuple[Array, Array] | None = None
 
 
-def _candidates(x: Array, gradient: Array) -> Iterator[_Candidate]:
-    """Yield roots of curves only, of scales along the coordinates, and of scales along other axes, with these axes."""
-    bent = np.flatnonzero(_nonlinear(x, gradient) >= _NONLINEAR)
+def _candidates(x: Array, gradient: Array, nonlinear: Array) -> Iterator[_Candidate]:
+    """Yield roots of curves only, of scales along the coordinates, and of scales along other axes, with these axes.
+
+    ``nonlinear`` ``(dim,)`` are the nonlinear shares of the slopes along the coordinates.
+    """
+    bent = np.flatnonzero(nonlinear >= _NONLINEAR)
     yield from _along(None, no_roots(x.shape[1]), bent, x, gradient)
     yield from _along(None, find_roots(x, gradient, bent), bent, x, gradient)
     axes = funnel_axes(x, gradient)
