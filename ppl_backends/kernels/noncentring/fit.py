@@ -36,7 +36,7 @@ from ppl_backends.targets.protocol import Array, Index
 _LARGEST_LEFT = 0.5  # of slopes of log s after the change, by a standard deviation of a root
 _CLEARLY_NEARER = 1.0  # to a Gaussian
 _LINEAR = 0.01  # nonlinear share of the variance of a slope below which the slope counts as linear
-_NONLINEAR = 0.3  # nonlinear share below which a coordinate is left as it is: its scale varies by a third
+_NONLINEAR = 0.2  # nonlinear share below which a coordinate is left as it is: its scale varies by a quarter
 _FEWEST_POINTS, _POINTS = 50, 1000
 _MOST_COORDINATES = 1000  # each is tested for the scales of all others
 _LARGEST_DESIGN = 20_000_000  # numbers, in the regressions of all means
