@@ -32,11 +32,13 @@ settings.register_profile(
 settings.load_profile("suite")
 
 
-# Rooms that compute with NumPy, SciPy and Numba, and know a model only as a target.
-NUMERICAL = {
-    *("approximations", "ep", "gibbs", "importance", "kernels", "mean_field", "model_search", "numerics", "orthants"),
-    *("simulators", "sklearn", "smc", "state_space", "tempering"),
+# Rooms that know a model only as a target: of a file, the first test of a model, or of JAX, represents the others.
+REPRESENTED = {
+    *("approximations", "checks", "ep", "evidence", "importance", "kernels", "mean_field", "smc", "state_space"),
+    "tempering",
 }
+# Rooms that compute with NumPy, SciPy and Numba.
+NUMERICAL = REPRESENTED | {"gibbs", "model_search", "numerics", "orthants", "simulators", "sklearn"}
 STACK = re.compile(r"pymc|\bpm\.|pytensor|jax|arviz|\baz\.|bambi|\bstan\b|stan_|_stan", re.IGNORECASE)
 # All filters are JAX programs, of one library of functions: those of PyMC and Stan models represent the others.
 STACK_OF_FILTERS = re.compile(STACK.pattern.replace("jax|", ""), re.IGNORECASE)
@@ -74,12 +76,16 @@ def statements(file):
     return found
 
 
+def is_in(rooms, file):
+    return file.is_relative_to(ROOT / "tests") and not rooms.isdisjoint(file.relative_to(ROOT / "tests").parts)
+
+
 def is_numerical(file, test):
     """Return whether a test of these rooms, with all that it uses in its file and in helpers, names nothing of the stack.
 
     The stack is PyMC, PyTensor, JAX, ArviZ, Bambi and Stan.
     """
-    if not file.is_relative_to(ROOT / "tests") or NUMERICAL.isdisjoint(file.relative_to(ROOT / "tests").parts):
+    if not is_in(NUMERICAL, file):
         return False
     found, seen, open_names = statements(file), set(), {"", test}
     while open_names:
@@ -94,9 +100,12 @@ def is_numerical(file, test):
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items):
+    represented = set()
     for item in items:
-        if is_numerical(item.path, getattr(item, "originalname", item.name)):
+        if item.path in represented or is_numerical(item.path, getattr(item, "originalname", item.name)):
             item.add_marker("numerical")
+        elif is_in(REPRESENTED, item.path) and not item.get_closest_marker("slow"):
+            represented.add(item.path)
 
 
 @pytest.hookimpl(optionalhook=True)
