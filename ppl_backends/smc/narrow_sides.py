@@ -41,13 +41,14 @@ _LARGE = 5.0  # energy error; larger ones count as such
 _NEGLIGIBLE = 0.0002  # share of diverging trajectories, of all particles
 
 
-class _Side(NamedTuple):
+class Side(NamedTuple):
     """Points x with a'x above a quantile, which are a share of all."""
 
     direction: Array
     share: float
 
     def bound(self, x: Array) -> float:
+        """Return the quantile of a'x beyond which points are on this side."""
         return float(np.quantile(self(x), 1.0 - self.share))
 
     def __call__(self, points: Array) -> Array:
@@ -90,34 +91,37 @@ class Moves(NamedTuple):
         errors = [np.minimum(energy_error_of(self.step(one, state, rng)[1]), _LARGE).mean() for one in both]
         return both[int(np.argmin(errors))]
 
+    def narrow_sides(self, x: Array, failed: Sequence[Array]) -> list[Side]:
+        """Return narrow sides of particles ``x``: of the sets of points ``failed``, the first that lies on a few is used."""
+        directions = np.eye(x.shape[1])
+        if self.change is not None and self.change.axes is not None:
+            directions = np.concatenate([directions, self.change.directions])
+        return next(filter(None, (narrow_sides(x, points, directions) for points in failed)), [])
 
-def missed_mass(moves: Moves, x: Array, failed: Sequence[Array], rng: np.random.Generator) -> MissedMass | None:
-    """Return the mass that particles ``x`` miss on sides; None if there are none.
 
-    ``failed`` are sets of points where trajectories failed, of which the first that lie on a few sides are used.
-    """
-    directions = np.eye(x.shape[1])
-    if moves.change is not None and moves.change.axes is not None:
-        directions = np.concatenate([directions, moves.change.directions])
-    sides = next(filter(None, (narrow_sides(x, points, directions) for points in failed)), None)
-    if sides is None:
-        return None
+def missed_mass(moves: Moves, x: Array, sides: Sequence[Side], rng: np.random.Generator) -> MissedMass:
+    """Return the mass that particles ``x`` miss on sides."""
     found = [_on(moves, x, side, rng) for side in sides]
     masses, errors, divergent = np.array(found).T
     return MissedMass(float(np.abs(masses).sum()), float(np.hypot.reduce(errors)), float(divergent.sum()))
 
 
-def narrow_sides(x: Array, failed: Array, directions: Array) -> list[_Side]:
+def side_along(coordinate: int, upwards: bool, dim: int) -> Side:
+    """Return the narrowest side of a coordinate."""
+    return Side((1.0 if upwards else -1.0) * np.eye(dim)[coordinate], _SHARES[0])
+
+
+def narrow_sides(x: Array, failed: Array, directions: Array) -> list[Side]:
     """Return the narrowest few sides on which most trajectories ``failed`` started; none if there are no such sides.
 
     The sides are along either sign of ``directions`` ``(k, dim)``.
     """
     points, times = np.unique(failed, axis=0, return_counts=True)
     for share in _SHARES:
-        candidates = [_Side(sign * direction, share) for direction in directions for sign in (-1.0, 1.0)]
+        candidates = [Side(sign * direction, share) for direction in directions for sign in (-1.0, 1.0)]
         beyond = np.stack([side(points) >= side.bound(x) for side in candidates])
         left = np.ones(len(points), bool)
-        chosen: list[_Side] = []
+        chosen: list[Side] = []
         while left @ times > (1.0 - _COVERED) * times.sum() and len(chosen) < _MOST_SIDES:
             best = int(np.argmax((beyond & left) @ times))
             chosen.append(candidates[best])
@@ -130,7 +134,7 @@ def narrow_sides(x: Array, failed: Array, directions: Array) -> list[_Side]:
     return []
 
 
-def _on(moves: Moves, x: Array, side: _Side, rng: np.random.Generator) -> MissedMass:
+def _on(moves: Moves, x: Array, side: Side, rng: np.random.Generator) -> MissedMass:
     """Return the mass missed in the outer half of a side, and of narrower ones while trajectories diverge."""
     mass, error = 0.0, 0.0
     while True:
@@ -141,7 +145,7 @@ def _on(moves: Moves, x: Array, side: _Side, rng: np.random.Generator) -> Missed
             return MissedMass(mass, error, found.divergent)
 
 
-def _outer_half(moves: Moves, x: Array, side: _Side, rng: np.random.Generator) -> MissedMass:
+def _outer_half(moves: Moves, x: Array, side: Side, rng: np.random.Generator) -> MissedMass:
     """Return the mass missed beyond the median of the points of a side."""
     bound, middle = float(side(x).min()), float(np.median(side(x)))
     state = moves.density(np.repeat(x, -(-_POINTS // len(x)), axis=0), rng)

@@ -12,7 +12,9 @@ _DIVERGENT = 0.005
 # Share of trajectories that diverge with a quarter of the step, relative to those that diverged before, or to all. In regions
 # of one narrow width almost none diverge; in a neck that narrows further, an eighth to a half do.
 _STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
-_SHIFTED = 2.5  # standard errors by which shorter steps may move particles to where the energy error is large
+# Standard errors by which shorter steps may move particles to where the energy error is large, and by which they do so
+# whatever the mass is that the particles there miss
+_SHIFTED, _SURELY_SHIFTED = 2.5, 4.0
 # Relative to the mass of the particles. In a neck four standard deviations out it moves a standard deviation by 15 %.
 _NEGLIGIBLE_MASS = 0.02
 
@@ -55,6 +57,11 @@ class ShortSteps(NamedTuple):
         """Return whether particles go further to where the energy error is large."""
         return self.shift > _SHIFTED
 
+    @property
+    def surely_goes_further(self) -> bool:
+        """Return whether they go so far that the mass that they miss need not be measured."""
+        return self.shift > _SURELY_SHIFTED
+
     def still_diverges(self, before: float) -> bool:
         """Return whether about as many trajectories diverge as with the original step."""
         return self.divergent > max(_STILL_DIVERGENT * before, _LEAST_DIVERGENT)
@@ -68,14 +75,15 @@ def reasons_of_neck(divergent: float, short_steps: ShortSteps | None, names: Seq
     name = name_of(short_steps.coordinate, names)
     place = f"`{name}` is {'large' if short_steps.upwards else 'small'}"
     advice = advice_for_neck(name, short_steps.shapes_others)
+    missed = short_steps.missed
+    if missed is not None and missed.is_negligible:
+        return []
     if short_steps.goes_further:
         return [
             f"{said}, and with a quarter of the step particles move by {short_steps.shift:.1f} standard errors to where "
             f"{place}, so the draws have too few points there: {advice}"
         ]
-    missed = short_steps.missed
-    suspected = short_steps.still_diverges(divergent) or (missed is not None and missed.is_clear)
-    if not suspected or (missed is not None and missed.is_negligible):
+    if not (short_steps.still_diverges(divergent) or (missed is not None and missed.is_clear)):
         return []
     said = f"{said}, {100 * short_steps.divergent:.1f} % with a quarter of the step, mostly where {place}"
     if missed is not None:

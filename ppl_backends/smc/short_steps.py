@@ -11,8 +11,8 @@ error is larger. It is one-sided and has more power than a test of all coordinat
 others are tested too, with a margin: in non-centred variables errors can be larger opposite to the neck.
 
 The particles on the narrow side are moved by themselves (:mod:`~ppl_backends.smc.narrow_sides`) if trajectories diverge
-with the shorter steps too, or if particles that moved without a change of variables go further in by more than a
-standard error.
+with the shorter steps too, if particles that moved without a change of variables go further in by more than a standard
+error, or if they go further in than chance explains, but not surely so: of several sides the largest growth counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ppl_backends.kernels.protocol import Kernel, KernelInfo
 from ppl_backends.smc.coordinates import coordinates_of
 from ppl_backends.smc.health import Figures, in_one_mode
 from ppl_backends.smc.moves import DIVERGED, energy_error_of, share_of_divergent
-from ppl_backends.smc.narrow_sides import Moves, missed_mass
+from ppl_backends.smc.narrow_sides import Moves, missed_mass, side_along
 from ppl_backends.smc.necks import ShortSteps
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.records import SMCResult
@@ -54,14 +54,21 @@ def try_short_steps(
         return None
     runs = in_one_mode(figures.runs)
     found, walks = _moved(path, kernel, runs, rng)
-    shut_out = found.shift > CLEAR and not any(run.stages[-1].moves.non_centred for run in runs)
-    if found.goes_further or not (found.still_diverges(figures.divergent) or shut_out):
+    if found.surely_goes_further:
         return found
-    # Those of the original step, which lead further, start in more places
-    short, both = (np.concatenate([one for walk in walks for one in walk.failed[k:]]) for k in (1, 0))
+    shut_out = found.shift > CLEAR and not any(run.stages[-1].moves.non_centred for run in runs)
     best = min(walks, key=lambda walk: float(np.mean(walk.divergent)))
     moves = Moves(path, kernel, SHORTER * min(run.scale for run in runs), best.coordinates.change)
-    return found._replace(missed=missed_mass(moves, np.concatenate([run.x for run in runs]), (short, both), rng))
+    x, sides = np.concatenate([run.x for run in runs]), []
+    if found.still_diverges(figures.divergent) or (shut_out and not found.goes_further):
+        # Those of the original step, which lead further, start in more places
+        failed = [np.concatenate([one for walk in walks for one in walk.failed[k:]]) for k in (1, 0)]
+        sides = moves.narrow_sides(x, failed)
+        if not sides:
+            return found
+    if found.goes_further:
+        sides = [*sides, side_along(found.coordinate, found.upwards, x.shape[1])]
+    return found._replace(missed=missed_mass(moves, x, sides, rng)) if sides else found
 
 
 def move_with_short_steps(

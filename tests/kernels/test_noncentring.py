@@ -130,9 +130,12 @@ def test_few_points_of_many_coordinates_show_no_roots_by_chance(seed):
     assert len(found.effects) >= 97
 
 
-@pytest.mark.parametrize("sds", [(0.2, 0.2), (0.8, 0.8), (0.8, 0.2)])
-def test_coordinates_whose_scales_hardly_vary_are_left_as_they_are(sds):
-    """Of slopes of effects with log-normal scales exp(-4 sd²) is linear: 0.85 and 0.08."""
+@pytest.mark.parametrize(("sds", "least"), [((0.2, 0.2), 1.0), ((0.8, 0.8), 0.5), ((0.8, 0.1), 0.5), ((0.8, 0.2), 0.1)])
+def test_coordinates_whose_scales_hardly_vary_are_left_as_they_are(sds, least):
+    """Of slopes of effects with log-normal scales exp(-4 sd²) is linear: 0.85 (0.96 with 0.1) and 0.08.
+
+    Effects of a root that others ask for are changed with less, so that a group is not divided.
+    """
     rng = np.random.default_rng(7)
     z = rng.standard_normal((1000, N_EFFECTS))
     log_scale, of_root = rng.standard_normal((1000, 1)), np.repeat(sds, N_EFFECTS // 2)
@@ -140,7 +143,7 @@ def test_coordinates_whose_scales_hardly_vary_are_left_as_they_are(sds):
     scale = np.exp(of_root * log_scale)
     found = find_noncentring(np.hstack([log_scale, scale * z]), np.hstack([slope, -z / scale]))
     effects = [] if found is None else found.effects.tolist()
-    assert effects == (1 + np.flatnonzero(of_root > 0.5)).tolist()
+    assert effects == (1 + np.flatnonzero(of_root > least)).tolist()
 
 
 @pytest.mark.parametrize("n", [100, 1000])

@@ -8,15 +8,19 @@ from scipy.stats import norm
 import ppl_backends as pb
 from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.results.inference_data import group
+from ppl_backends.smc.evidence import EvidenceEstimate
+from ppl_backends.smc.health import Figures
 from ppl_backends.smc.narrow_sides import Moves, missed_mass, narrow_sides
 from ppl_backends.smc.necks import MissedMass, ShortSteps, reasons_of_neck
+from ppl_backends.smc.short_steps import try_short_steps
 from tests.smc.test_short_steps import exact_draws, run_of
 
 
 def missed_by(x, seed=1):
     path, _ = run_of(x)
     failed = x[x[:, 0] < np.quantile(x[:, 0], 0.01)]
-    return missed_mass(Moves(path, Hmc(), 0.2), x, [failed], np.random.default_rng(seed))
+    moves = Moves(path, Hmc(), 0.2)
+    return missed_mass(moves, x, moves.narrow_sides(x, [failed]), np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -69,6 +73,23 @@ def test_a_clear_mass_is_a_reason_even_if_no_short_trajectory_diverges():
     assert reasons_of_neck(0.008, short_steps)
     assert not reasons_of_neck(0.008, short_steps._replace(missed=MissedMass(0.02, 0.012, 0.0)))
     assert not reasons_of_neck(0.008, short_steps._replace(missed=None))
+
+
+def test_a_shift_that_chance_may_explain_is_no_reason_where_hardly_any_mass_is_missed():
+    """The largest growth of several sides counts, so three standard errors are no rarity."""
+    short_steps = ShortSteps(0.0, 3.0, 2, False)
+    assert reasons_of_neck(0.008, short_steps)
+    assert not reasons_of_neck(0.008, short_steps._replace(missed=MissedMass(0.003, 0.002, 0.0)))
+    assert reasons_of_neck(0.008, short_steps._replace(missed=MissedMass(0.015, 0.005, 0.0)))
+
+
+@pytest.mark.parametrize(("least", "is_right"), [(-np.inf, True), (-4.0, False), (-5.0, False)])
+def test_the_mass_is_measured_where_the_last_draws_move_further_in(least, is_right):
+    for seed in range(1, 4):
+        path, run = run_of(exact_draws(seed, least))
+        figures = Figures([run], EvidenceEstimate(0.0, 0.01, 99.0, False, 0.01), 400.0, None, "", 0.004)
+        found = try_short_steps(path, Hmc(), figures, np.random.default_rng(seed))
+        assert bool(reasons_of_neck(0.004, found)) is not is_right, found
 
 
 @pytest.mark.slow

@@ -36,7 +36,8 @@ from ppl_backends.targets.protocol import Array, Index
 _LARGEST_LEFT = 0.5  # of slopes of log s after the change, by a standard deviation of a root
 _CLEARLY_NEARER = 1.0  # to a Gaussian
 _LINEAR = 0.01  # nonlinear share of the variance of a slope below which the slope counts as linear
-_NONLINEAR = 0.2  # nonlinear share below which a coordinate is left as it is: its scale varies by a quarter
+_NONLINEAR = 0.3  # nonlinear share from which a coordinate asks for a root: its scale varies by a third
+_FOLLOWS = 0.1  # nonlinear share from which a coordinate is an effect of a root that others ask for
 _FEWEST_POINTS, _POINTS = 50, 1000
 _MOST_COORDINATES = 1000  # each is tested for the scales of all others
 _LARGEST_DESIGN = 20_000_000  # numbers, in the regressions of all means
@@ -97,28 +98,28 @@ def _candidates(x: Array, gradient: Array, nonlinear: Array) -> Iterator[_Candid
 
     ``nonlinear`` ``(dim,)`` are the nonlinear shares of the slopes along the coordinates.
     """
-    bent = np.flatnonzero(nonlinear >= _NONLINEAR)
-    yield from _along(None, no_roots(x.shape[1]), bent, x, gradient)
-    yield from _along(None, find_roots(x, gradient, bent), bent, x, gradient)
+    yield from _along(None, no_roots(x.shape[1]), nonlinear, x, gradient)
+    yield from _along(None, _find_roots(x, gradient, nonlinear), nonlinear, x, gradient)
     axes = funnel_axes(x, gradient)
     if axes is not None:
         x, gradient = _turned(x, gradient, axes)
-        bent = np.flatnonzero(_nonlinear(x, gradient) >= _NONLINEAR)
-        yield from _along(axes, find_roots(x, gradient, bent), bent, x, gradient)
+        nonlinear = _nonlinear(x, gradient)
+        yield from _along(axes, _find_roots(x, gradient, nonlinear), nonlinear, x, gradient)
 
 
-def _along(axes: Array | None, roots: Roots, bent: Index, x: Array, gradient: Array) -> Iterator[_Candidate]:
-    """Yield roots among coordinates along axes, without and with those of curves; nothing if there are no effects.
+def _find_roots(x: Array, gradient: Array, nonlinear: Array) -> Roots:
+    return find_roots(x, gradient, np.flatnonzero(nonlinear >= _FOLLOWS), np.flatnonzero(nonlinear >= _NONLINEAR))
 
-    Only coordinates ``bent``, whose slopes are not linear, can be effects.
-    """
+
+def _along(axes: Array | None, roots: Roots, nonlinear: Array, x: Array, gradient: Array) -> Iterator[_Candidate]:
+    """Yield roots among coordinates along axes, without and with those of curves; nothing if there are no effects."""
     n_found = len(roots.effects)
     roots, precisions, closest = _without_level(roots, x, gradient)
     if len(roots.effects):
         yield _Candidate(roots, axes, precisions)
     if axes is None and 2 < len(roots.effects) == n_found:  # a level where few points are in the neck
         yield _Candidate(roots.without(closest), axes)
-    curved = with_curves(roots, x, gradient, bent)
+    curved = with_curves(roots, x, gradient, np.flatnonzero(nonlinear >= _NONLINEAR))
     if len(curved.effects) > len(roots.effects):
         yield _Candidate(curved, axes)
 

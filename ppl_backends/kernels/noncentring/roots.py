@@ -58,14 +58,16 @@ def no_roots(dim: int) -> Roots:
     return Roots(np.empty(0, int), np.empty(0, int), np.empty((2, dim, 0)))
 
 
-def find_roots(x: Array, gradient: Array, possible: Index) -> Roots:
+def find_roots(x: Array, gradient: Array, possible: Index, asking: Index) -> Roots:
     """Return those of the ``possible`` coordinates whose scales depend on others; no effects if there are none.
 
-    Roots are chosen one after the other, each time the one that explains most; roots are not effects.
+    Roots are chosen one after the other, each time the one that explains most of the coordinates ``asking``, which are
+    some of the possible ones; roots are not effects.
     """
     n, dim = x.shape
-    if not len(possible):
+    if not len(asking):
         return no_roots(dim)
+    asks = np.isin(possible, asking)
     response = -np.log(np.maximum(np.abs(gradient[:, possible]), 1e-300))
     response = np.minimum(response, np.quantile(response, 0.995, axis=0))  # slopes near zero
     standard, _ = standardised(x)
@@ -73,7 +75,7 @@ def find_roots(x: Array, gradient: Array, possible: Index) -> Roots:
     columns = np.hstack([standard, sizes - sizes.mean(axis=0)])
     roots: list[int] = []
     while len(roots) < min(_MOST_ROOTS, n // (2 * POINTS_A_REGRESSOR)):
-        strength = (_clear_slopes(columns, response, roots, possible) ** 2).sum(axis=(0, 2))
+        strength = (_clear_slopes(columns, response[:, asks], roots, asking) ** 2).sum(axis=(0, 2))
         if not strength.any():
             break
         roots.append(int(np.argmax(strength)))
