@@ -76,7 +76,7 @@ def reasons_of_neck(divergent: float, short_steps: ShortSteps | None, names: Seq
     place = f"`{name}` is {'large' if short_steps.upwards else 'small'}"
     advice = advice_for_neck(name, short_steps.shapes_others)
     missed = short_steps.missed
-    if missed is not None and missed.is_negligible:
+    if missed is not None and missed.is_negligible and not (short_steps.goes_further and missed.is_clear):
         return []
     if short_steps.goes_further:
         return [

@@ -108,7 +108,7 @@ def test_a_prior_written_in_stan(tmp_path):
     program.write_text(
         "parameters { vector[3] mean; real<lower=0> spread; } model { mean ~ normal(0, 1); spread ~ lognormal(0, 0.2); }"
     )
-    y = pm.draw(DISTS["probit"](), random_seed=3)[:40]
+    y = pm.draw(DISTS["probit"](), random_seed=3)[:15]
     prior = pb.as_target(str(program))
     target, noisy = (
         RectangleTarget(

@@ -10,6 +10,7 @@ from ppl_backends.results.inference_data import group
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import Settings, run_tempering
 from ppl_backends.targets.function import FunctionTarget
+from tests.statistics import t_bound
 from tests.toys import bimodal, conjugate_gaussian
 
 LOG_2PI = np.log(2 * np.pi)
@@ -44,16 +45,14 @@ def late_mode(dim=10):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ppl_backends.errors.PPLBackendsWarning")
 def test_a_mode_that_few_particles_decided_is_looked_for_again():
-    """The first runs of calls alone have a share of the first mode of 0.5 to 0.6; the posterior has 0.3."""
-    shares, covered, target = [], [], late_mode()
-    for seed in range(3):
-        idata = pb.sample_smc(target, random_seed=seed, progressbar=False)
-        posterior = group(idata, "posterior")
-        assert posterior.attrs["run_again"] == 1
-        shares.append(np.mean([(posterior[name].values > 0).mean() for name in posterior.data_vars]))
-        covered.append(abs(posterior.attrs["log_evidence"]) < 2 * posterior.attrs["log_evidence_se"])
-    assert abs(np.mean(shares) - 0.3) < 0.15
-    assert sum(covered) >= 2
+    """The first run of a call alone has a share of the first mode of 0.5 to 0.6; the posterior has 0.3."""
+    posterior = group(pb.sample_smc(late_mode(), random_seed=0, progressbar=False), "posterior")
+    attrs = posterior.attrs
+    assert attrs["run_again"] == 1
+    share = np.mean([(posterior[name].values > 0).mean() for name in posterior.data_vars])
+    assert abs(share - 0.3) < 0.1  # five standard errors if twenty independent particles of a thousand decide
+    assert abs(attrs["log_evidence"]) < t_bound(attrs["log_evidence_df"]) * attrs["log_evidence_se"]
+    assert attrs["log_evidence_se"] < 0.1
 
 
 @pytest.mark.parametrize("known", [conjugate_gaussian(3), bimodal()])

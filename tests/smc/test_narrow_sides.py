@@ -80,7 +80,8 @@ def test_a_shift_that_chance_may_explain_is_no_reason_where_hardly_any_mass_is_m
     short_steps = ShortSteps(0.0, 3.0, 2, False)
     assert reasons_of_neck(0.008, short_steps)
     assert not reasons_of_neck(0.008, short_steps._replace(missed=MissedMass(0.003, 0.002, 0.0)))
-    assert reasons_of_neck(0.008, short_steps._replace(missed=MissedMass(0.015, 0.005, 0.0)))
+    for missed in (MissedMass(0.015, 0.005, 0.0), MissedMass(0.0125, 0.0022, 0.0)):  # too much, and clear
+        assert reasons_of_neck(0.008, short_steps._replace(missed=missed))
 
 
 @pytest.mark.parametrize(("least", "is_right"), [(-np.inf, True), (-4.0, False), (-5.0, False)])

@@ -77,7 +77,7 @@ def test_prior_scale_moves_by_another_step(link, blocks):
         beta = pm.Normal("beta", 0.5, tau)
         observe(link, alpha + X * beta - 0.7, Y)
         mine = [STEPS[link]([alpha]), STEPS[link]([beta])] if blocks else [STEPS[link]([alpha, beta])]
-        idata = pm.sample(step=[*mine, pm.NUTS([tau])], draws=6000, tune=500, chains=1, cores=1, **QUIET)
+        idata = pm.sample(step=[*mine, pm.NUTS([tau])], draws=3000, tune=500, chains=1, cores=1, **QUIET)
     drawn = np.stack([group(idata, "posterior")[name].values[0] for name in ("beta", "tau", "alpha")], axis=1)
     assert_mean_is(batches(drawn), first, 0.001)
     assert_mean_is(batches(drawn**2), second, 0.003)
