@@ -148,6 +148,7 @@ def test_a_seed_decides_which_of_two_equal_modes_is_fitted(tmp_path):
     assert "log evidence" in outputs.pop()
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_quietly_after_the_file_is_written(stan_files, tmp_path):
     output = tmp_path / "laplace.nc"
     arguments = ["laplace", *map(str, stan_files), "--output", str(output), "--seed", "1", "--quiet"]

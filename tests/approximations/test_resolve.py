@@ -63,6 +63,7 @@ def change_point():
     return model
 
 
+@pytest.mark.slow
 def test_a_start_for_which_ep_takes_too_many_evaluations_is_from_laplace():
     """Evaluations are counted, so that the choice depends on no clock."""
     target = as_target(change_point())

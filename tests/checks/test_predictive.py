@@ -126,6 +126,7 @@ def test_moment_matching_maps_a_gaussian_onto_a_shifted_one():
     assert abs(after.elpd - known) < 0.05
 
 
+@pytest.mark.slow
 def test_rows_are_predicted_from_those_before_them(target):
     result = pb.lfo(target, min_observations=2, draws=500, random_seed=1, progressbar=False)
     known = [evidence(target, range(t + 1)) - evidence(target, range(t)) for t in range(2, len(Y))]

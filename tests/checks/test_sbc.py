@@ -58,6 +58,7 @@ def test_ranks_of_an_exact_method_are_uniform_and_those_of_a_narrow_twin_are_not
         pb.plot_sbc(result, ["nu"])
 
 
+@pytest.mark.slow
 def test_methods_by_name_are_calibrated_where_they_are_exact(model):
     result = pb.sbc(model, method="laplace", n=60, random_seed=2, progressbar=False)
     assert result.calibrated

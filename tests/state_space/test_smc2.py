@@ -377,6 +377,7 @@ def test_filters_are_computed_again_whatever_they_were_drawn_around():
     np.testing.assert_allclose(again, mixed.filter.log_likelihood, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_particles_of_a_run_with_defaults_mix():
     with pm.Model() as model:
         scales = {name: pm.Exponential(name, 1) for name in ("sigma_x", "sigma_y")}

@@ -199,6 +199,7 @@ def test_wrong_use_is_explained(line):
         pb.sample_mcmc(target, step=pb.steps.SubsampledMetropolis(approximation=q), draws=2)
 
 
+@pytest.mark.slow
 def test_hmc_does_not_start_where_the_joint_density_has_no_bound():
     """A climb ends at k → ∞ where all shares are equal, and chains that started there never moved."""
     with pm.Model() as model:
