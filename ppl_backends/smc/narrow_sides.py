@@ -59,6 +59,10 @@ class Side(NamedTuple):
         """Return those of the points that are on this side."""
         return x[self(x) >= self.bound(x)]
 
+    def is_along(self, other: Side) -> bool:
+        """Return whether both sides are beyond quantiles of the same a'x."""
+        return np.array_equal(self.direction, other.direction)
+
     def is_empty(self, x: Array) -> bool:
         """Return whether too few different points are on this side."""
         return len(np.unique(self.points(x), axis=0)) < _FEWEST_POINTS
@@ -91,12 +95,11 @@ class Moves(NamedTuple):
         errors = [np.minimum(energy_error_of(self.step(one, state, rng)[1]), _LARGE).mean() for one in both]
         return both[int(np.argmin(errors))]
 
-    def narrow_sides(self, x: Array, failed: Sequence[Array]) -> list[Side]:
-        """Return narrow sides of particles ``x``: of the sets of points ``failed``, the first that lies on a few is used."""
-        directions = np.eye(x.shape[1])
-        if self.change is not None and self.change.axes is not None:
-            directions = np.concatenate([directions, self.change.directions])
-        return next(filter(None, (narrow_sides(x, points, directions) for points in failed)), [])
+    def directions(self, dim: int) -> Array:
+        """Return the coordinates, and directions that scale others in the change of variables, as rows."""
+        if self.change is None or self.change.axes is None:
+            return np.eye(dim)
+        return np.concatenate([np.eye(dim), self.change.directions])
 
 
 def missed_mass(moves: Moves, x: Array, sides: Sequence[Side], rng: np.random.Generator) -> MissedMass:
@@ -111,27 +114,33 @@ def side_along(coordinate: int, upwards: bool, dim: int) -> Side:
     return Side((1.0 if upwards else -1.0) * np.eye(dim)[coordinate], _SHARES[0])
 
 
-def narrow_sides(x: Array, failed: Array, directions: Array) -> list[Side]:
-    """Return the narrowest few sides on which most trajectories ``failed`` started; none if there are no such sides.
+def narrow_sides(x: Array, failed: Sequence[Array], directions: Array) -> list[Side]:
+    """Return the narrowest few sides on which most trajectories that failed started; none if there are no such sides.
 
-    The sides are along either sign of ``directions`` ``(k, dim)``.
+    ``failed`` are sets of starts; the first that lies on a few sides is used. The sides are along either sign of
+    ``directions`` ``(k, dim)``.
     """
+    candidates = [
+        [Side(sign * direction, share) for direction in directions for sign in (-1.0, 1.0)] for share in _SHARES
+    ]
+    chosen = (_covering(x, points, sides) for points in failed for sides in candidates)
+    return next(filter(None, chosen), [])
+
+
+def _covering(x: Array, failed: Array, candidates: Sequence[Side]) -> list[Side]:
+    """Return a few of the sides on which most points ``failed`` are, which is not by chance; none if there are no such."""
     points, times = np.unique(failed, axis=0, return_counts=True)
-    for share in _SHARES:
-        candidates = [Side(sign * direction, share) for direction in directions for sign in (-1.0, 1.0)]
-        beyond = np.stack([side(points) >= side.bound(x) for side in candidates])
-        left = np.ones(len(points), bool)
-        chosen: list[Side] = []
-        while left @ times > (1.0 - _COVERED) * times.sum() and len(chosen) < _MOST_SIDES:
-            best = int(np.argmax((beyond & left) @ times))
-            chosen.append(candidates[best])
-            left &= ~beyond[best]
-        choices = comb(len(candidates), len(chosen))
-        by_chance = choices * binom.sf((~left).sum() - 1, len(points), len(chosen) * share)
-        covered = left @ times <= (1.0 - _COVERED) * times.sum() and by_chance < _BY_CHANCE
-        if covered and not any(side.is_empty(x) for side in chosen):
-            return chosen
-    return []
+    beyond = np.stack([side(points) >= side.bound(x) for side in candidates])
+    left = np.ones(len(points), bool)
+    chosen: list[Side] = []
+    while left @ times > (1.0 - _COVERED) * times.sum() and len(chosen) < _MOST_SIDES:
+        best = int(np.argmax((beyond & left) @ times))
+        chosen.append(candidates[best])
+        left &= ~beyond[best]
+    choices = comb(len(candidates), len(chosen))
+    by_chance = choices * binom.sf((~left).sum() - 1, len(points), sum(side.share for side in chosen))
+    covered = left @ times <= (1.0 - _COVERED) * times.sum() and by_chance < _BY_CHANCE
+    return chosen if covered and not any(side.is_empty(x) for side in chosen) else []
 
 
 def _on(moves: Moves, x: Array, side: Side, rng: np.random.Generator) -> MissedMass:

@@ -62,6 +62,12 @@ class ShortSteps(NamedTuple):
         """Return whether they go so far that the mass that they miss need not be measured."""
         return self.shift > _SURELY_SHIFTED
 
+    @property
+    def misses_little(self) -> bool:
+        """Return whether the mass that they miss is measured, and no reason for distrust."""
+        missed = self.missed
+        return missed is not None and missed.is_negligible and not (self.goes_further and missed.is_clear)
+
     def still_diverges(self, before: float) -> bool:
         """Return whether about as many trajectories diverge as with the original step."""
         return self.divergent > max(_STILL_DIVERGENT * before, _LEAST_DIVERGENT)
@@ -76,7 +82,7 @@ def reasons_of_neck(divergent: float, short_steps: ShortSteps | None, names: Seq
     place = f"`{name}` is {'large' if short_steps.upwards else 'small'}"
     advice = advice_for_neck(name, short_steps.shapes_others)
     missed = short_steps.missed
-    if missed is not None and missed.is_negligible and not (short_steps.goes_further and missed.is_clear):
+    if short_steps.misses_little:
         return []
     if short_steps.goes_further:
         return [

@@ -27,7 +27,7 @@ from ppl_backends.kernels.protocol import Kernel, KernelInfo
 from ppl_backends.smc.coordinates import coordinates_of
 from ppl_backends.smc.health import Figures, in_one_mode
 from ppl_backends.smc.moves import DIVERGED, energy_error_of, share_of_divergent
-from ppl_backends.smc.narrow_sides import Moves, missed_mass, side_along
+from ppl_backends.smc.narrow_sides import Moves, missed_mass, narrow_sides, side_along
 from ppl_backends.smc.necks import ShortSteps
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.records import SMCResult
@@ -63,11 +63,12 @@ def try_short_steps(
     if found.still_diverges(figures.divergent) or (shut_out and not found.goes_further):
         # Those of the original step, which lead further, start in more places
         failed = [np.concatenate([one for walk in walks for one in walk.failed[k:]]) for k in (1, 0)]
-        sides = moves.narrow_sides(x, failed)
+        sides = narrow_sides(x, failed, moves.directions(x.shape[1]))
         if not sides:
             return found
     if found.goes_further:
-        sides = [*sides, side_along(found.coordinate, found.upwards, x.shape[1])]
+        along = side_along(found.coordinate, found.upwards, x.shape[1])
+        sides = [along, *(side for side in sides if not side.is_along(along))]
     return found._replace(missed=missed_mass(moves, x, sides, rng)) if sides else found
 
 

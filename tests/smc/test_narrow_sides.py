@@ -20,7 +20,7 @@ def missed_by(x, seed=1):
     path, _ = run_of(x)
     failed = x[x[:, 0] < np.quantile(x[:, 0], 0.01)]
     moves = Moves(path, Hmc(), 0.2)
-    return missed_mass(moves, x, moves.narrow_sides(x, [failed]), np.random.default_rng(seed))
+    return missed_mass(moves, x, narrow_sides(x, [failed], moves.directions(x.shape[1])), np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -44,16 +44,16 @@ def test_sides_are_those_where_trajectories_fail():
     x = np.random.default_rng(0).standard_normal((2000, 10))
     necks = (x[:, 3] < -2.2) | (x[:, 7] > 2.2)
     along = np.eye(10)
-    found = {tuple(side.direction) for side in narrow_sides(x, x[necks], along)}
+    found = {tuple(side.direction) for side in narrow_sides(x, [x[necks]], along)}
     assert found == {tuple(-along[3]), tuple(along[7])}
-    assert narrow_sides(x, x[:40], along) == []
-    assert narrow_sides(x, x[:1], along) == []
+    assert narrow_sides(x, [x[:40]], along) == []
+    assert narrow_sides(x, [x[:1]], along) == []
 
 
 def test_a_side_may_be_along_a_direction_that_is_no_coordinate():
     x = np.random.default_rng(0).standard_normal((2000, 10))
     neck = x[x.sum(axis=1) < -2.2 * 10**0.5]
-    (side,) = narrow_sides(x, neck, np.vstack([np.eye(10), np.ones(10)]))
+    (side,) = narrow_sides(x, [neck], np.vstack([np.eye(10), np.ones(10)]))
     assert np.array_equal(side.direction, -np.ones(10))
 
 
