@@ -1,4 +1,4 @@
-"""The share of an evidence in regions that points of a posterior do not reach, from draws of the prior."""
+"""What draws of the prior say of an evidence: its share in regions without points, and whether it is too low."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from scipy.special import logsumexp
 
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.targets.integral import stated_integral
-from ppl_backends.targets.protocol import BaseTarget, Evaluation
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 
 LARGEST_MISSED_SHARE = 0.02
+_ERRORS = 4.0  # standard errors by which the mean likelihood has to be higher
+_MOST = 16  # times the draws, to decide it
 
 
 def share_beyond(
@@ -37,3 +39,41 @@ def share_beyond(
     integral = stated_integral(target)
     log_integral = 0.0 if integral is None else integral.log_integral
     return float(np.exp(logsumexp(evaluation.log_likelihood) + log_integral - log_evidence) / n)
+
+
+def reason_of_more(target: BaseTarget, log_evidence: float, error: float, n: int, rng: np.random.Generator) -> str:
+    """Return the reason for distrust if the mean likelihood over draws of the prior is clearly above an evidence.
+
+    Points with heavy tails reach another mode, with too few of them to show its mass; no region is without points then.
+    There are ``n`` draws, and up to 16 times as many while the mean is more than a standard error above the evidence. The
+    mean of a skewed likelihood is mostly too low, and has a large error where it is too high, so this side is safe.
+    """
+    if not target.has_split or target.is_estimated or not np.isfinite(log_evidence):
+        return ""
+    shares, relative = np.empty(0), error if np.isfinite(error) else 0.0
+    while len(shares) < _MOST * n:
+        try:
+            more = _shares_of_draws(target, log_evidence, max(n, len(shares)), rng)
+        except PriorSamplingError:
+            return ""
+        shares = np.concatenate([shares, more])
+        ratio = float(shares.mean())
+        total = float(np.hypot(shares.std(ddof=1) / len(shares) ** 0.5, ratio * relative))
+        if ratio - 1.0 <= max(LARGEST_MISSED_SHARE, total):
+            return ""
+        if ratio - 1.0 > _ERRORS * total:
+            return (
+                f"the mean likelihood over draws of the prior is {ratio:.2f} ± {total:.2f} times this evidence, so a part of "
+                "the posterior is missing, such as another mode"
+            )
+    return ""
+
+
+def _shares_of_draws(target: BaseTarget, log_evidence: float, n: int, rng: np.random.Generator) -> Array:
+    """Return the likelihoods ``(n,)`` of draws of the prior, as multiples of an evidence."""
+    evaluation = target.evaluate(target.sample_prior(n, rng))
+    assert isinstance(evaluation, Evaluation)
+    integral = stated_integral(target)
+    log_integral = 0.0 if integral is None else integral.log_integral
+    logs = np.nan_to_num(evaluation.log_likelihood, nan=-np.inf, posinf=-np.inf) + log_integral - log_evidence
+    return np.exp(np.minimum(logs, 300.0))

@@ -22,7 +22,7 @@ from ppl_backends.approximations.given import no_mode_reason
 from ppl_backends.approximations.missed_modes import LostMode, find_missed_mode, lost_mode_reason, with_missed_mode
 from ppl_backends.approximations.resolve import nearest_start
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
-from ppl_backends.importance.beyond import LARGEST_MISSED_SHARE, share_beyond
+from ppl_backends.importance.beyond import LARGEST_MISSED_SHARE, reason_of_more, share_beyond
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, share_undefined_near
 from ppl_backends.importance.proposals import Proposal, make_proposal
 from ppl_backends.importance.tails import PILOT_POINTS, with_tails
@@ -205,7 +205,12 @@ def sample_importance(
         trouble = _distrust(
             weights,
             approximation.diagnostics,
-            [no_mode_reason(approximation), _said_of(missed, target, searches), _lone_point(target, results)],
+            [
+                no_mode_reason(approximation),
+                _said_of(missed, target, searches),
+                _lone_point(target, results),
+                reason_of_more(target, evidence.log_evidence, evidence.standard_error, PRIOR_POINTS, prior_rng),
+            ],
         )
     if trouble:
         text = f"importance sampling from the {named} proposal: {trouble}: use sample_smc, which moves the points"

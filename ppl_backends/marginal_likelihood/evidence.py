@@ -11,7 +11,7 @@ import numpy as np
 
 from ppl_backends.approximations.missed_modes import lost_mode_reason
 from ppl_backends.errors import PPLBackendsWarning, SamplerWarning, user_level
-from ppl_backends.importance.beyond import LARGEST_MISSED_SHARE, share_beyond
+from ppl_backends.importance.beyond import LARGEST_MISSED_SHARE, reason_of_more, share_beyond
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
 from ppl_backends.importance.sampling import sample_importance
 from ppl_backends.marginal_likelihood.bridging import Bridged, bridge_draws
@@ -136,6 +136,7 @@ def evidence(
     missed = call.missed_share(found.log_evidence, prior_rng)
     reasons = (*about_draws, *found.reasons, *_reason_of_missed(missed, checked_draws.convergence.effective))
     reasons += call.reason_of_mode(found.log_evidence, mode_rng, bool(reasons))
+    reasons += call.reason_of_prior(found, prior_rng, bool(reasons))
     if reasons:
         text = f"evidence by {found.method}: {'; '.join(reasons)}; do not trust this evidence"
         warnings.warn(text, SamplerWarning, stacklevel=user_level())
@@ -268,6 +269,13 @@ class _Call:
             return ()
         lost = mode_without_chains(self.target, self.draws.x.reshape(self.draws.n, -1), rng, log_evidence)
         return () if lost is None else (lost_mode_reason(lost, self.target.names, ADVICE),)
+
+    def reason_of_prior(self, found: _Found, rng: np.random.Generator, doubtful: bool) -> tuple[str, ...]:
+        """Return the reason for distrust if draws of the prior give a higher evidence, unless it is in doubt already."""
+        if doubtful or self.target.dim > _MOST_COORDINATES:
+            return ()
+        reason = reason_of_more(self.target, found.log_evidence, found.standard_error, _PRIOR_POINTS, rng)
+        return (reason,) if reason else ()
 
     def _of_result(self, result: Any, method: str, bridged: Bridged, why: str) -> _Found:
         """Return the evidence of a run of this package with reasons for distrust; compare it with a sound bridge."""

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.approximations.given import no_mode_reason
 from ppl_backends.approximations.missed_modes import LostMode, find_missed_mode, with_missed_mode
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.tails import with_tails
@@ -63,6 +61,7 @@ from ppl_backends.smc.routes import choose_kernel, choose_path
 from ppl_backends.smc.sampler import Settings, last_particles, run_tempering
 from ppl_backends.smc.schedule import make_schedule
 from ppl_backends.smc.short_steps import try_short_steps
+from ppl_backends.smc.start_verdict import with_start
 from ppl_backends.smc.straightened import is_straightened, lacks_a_bridge, reasons_of_late_change, straightened_path
 from ppl_backends.targets.convert import as_target, naming
 from ppl_backends.targets.power import with_power
@@ -352,7 +351,7 @@ class _Call(NamedTuple):
             verdict = verdict._replace(reasons=[*verdict.reasons, *stopped], replaced="", interrupted=True)
         attrs: dict[str, Any] = evidence_attrs(figures.evidence, bridge) if complete else {}
         attrs |= {} if shares is None else {"mode_shares": shares}
-        return _Outcome(self, figures, _with_start(verdict, path), attrs, settings)
+        return _Outcome(self, figures, with_start(verdict, path, check_rng), attrs, settings)
 
     def _bridged(self, figures: Figures, settings: Settings, rng: np.random.Generator) -> tuple[Figures, Any, Any]:
         """Return the figures, the bridge's evidence or None, and the shares of separated modes if it bridges by mode."""
@@ -470,21 +469,6 @@ def _by_mode(
 def _resampled(run: SMCResult, parents: Index) -> SMCResult:
     """Return a run with other numbers of its last particles."""
     return replace(run, population=run.population.take(parents), lineage=run.lineage.resampled(parents))
-
-
-def _with_start(verdict: Verdict, path: TemperingPath) -> Verdict:
-    """Return the verdict on a run; if it is not trusted, add the fault of the Gaussian that it started from.
-
-    A run from a Gaussian without a mode is not trusted.
-    """
-    start = path.approximation
-    if not isinstance(start, GaussianApproximation) or not start.trouble:
-        return verdict
-    if not verdict.reasons and not no_mode_reason(start):
-        return verdict
-    said = f"the {start.method} approximation that it starts from is far from the posterior ({start.trouble})"
-    replaced = "" if no_mode_reason(start) else verdict.replaced
-    return verdict._replace(reasons=[*verdict.reasons, said], replaced=replaced)
 
 
 def chain_length(len_chain: int | str | None, draws: int) -> int | None:

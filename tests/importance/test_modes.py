@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.integrate import quad
 from scipy.special import logsumexp
 from scipy.stats import norm
 
@@ -11,6 +12,7 @@ from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance import sample_importance
 from ppl_backends.importance.proposals import make_proposal
 from ppl_backends.results.inference_data import group
+from ppl_backends.smc import sample_smc
 from ppl_backends.targets import FunctionTarget
 
 PRIOR_SD = 6.0
@@ -129,3 +131,40 @@ def test_proposals_around_a_mixture_have_the_density_that_their_points_have(name
     x = np.sort(proposal.from_uniform(np.random.default_rng(0).random((100_000, proposal.n_uniforms)))[:, 0])
     apart = np.interp(x, grid, cumulative) - np.arange(len(x)) / len(x)
     assert np.abs(apart).max() < 5 * 0.5 / len(x) ** 0.5
+
+
+def ridges():
+    """Return N(0, I) in two dimensions given xy = 1.5 ± 0.1, a ridge in each of two quadrants, and its log evidence."""
+
+    def log_likelihood(x):
+        apart = (x[:, 0] * x[:, 1] - 1.5) / 0.1
+        return norm.logpdf(apart), -apart[:, None] / 0.1 * x[:, ::-1]
+
+    def log_prior(x):
+        return norm.logpdf(x).sum(axis=1), -x
+
+    target = FunctionTarget(2, log_likelihood, log_prior, sample_prior=lambda n, rng: rng.standard_normal((n, 2)))
+    half, _ = quad(lambda x: norm.pdf(x) * 0.1 * norm.pdf(1.5, 0, np.hypot(x, 0.1)), 0, 10, limit=200)
+    return target, np.log(2 * half)
+
+
+@pytest.mark.filterwarnings("ignore::ppl_backends.errors.ApproximationWarning")  # Laplace is a poor start
+def test_heavy_tails_of_a_proposal_do_not_hide_a_ridge_of_half_the_mass():
+    """No region is without points, so only the mean likelihood over draws of the prior shows what they miss."""
+    target, exact = ridges()
+    with pytest.warns(SamplerWarning, match="over draws of the prior is (1.[89]|2).* times this evidence"):
+        attrs, _ = attributes(target, draws=2000)
+    assert attrs["log_evidence"] == pytest.approx(exact - np.log(2), abs=0.05)
+    assert attrs["log_evidence_trusted"] == 0
+
+
+def test_a_run_from_one_of_two_ridges_is_not_trusted():
+    target, exact = ridges()
+    x = np.random.default_rng(0).standard_normal((200_000, 2))
+    x = x[(abs(x[:, 0] * x[:, 1] - 1.5) < 0.1) & (x[:, 0] > 0)]
+    one = GaussianApproximation(x.mean(axis=0), np.cov(x.T))
+    with pytest.warns(SamplerWarning, match="over draws of the prior is (1.9|2).* times this evidence"):
+        idata = sample_smc(target, initial=one, draws=1000, chains=2, random_seed=1, progressbar=False)
+    attrs = group(idata, "posterior").attrs
+    assert attrs["log_evidence"] == pytest.approx(exact - np.log(2), abs=0.05)
+    assert attrs["log_evidence_trusted"] == 0
