@@ -10,6 +10,8 @@ represents its mass p/2, so the mass of the far half is p/2 · b/(1 − b), and 
 
     p/2 · (b/(1 − b) − 1).
 
+Particles that represent the posterior have it by chance too: the shares of the two halves differ by their sampling error.
+
 If trajectories diverge there as well, the same is done for a quarter of that side, and the masses are added. A mass
 below zero means that too many particles are in the neck.
 """
@@ -36,7 +38,7 @@ _MOST_SIDES, _COVERED = 3, 0.75  # sides, and the share of diverging trajectorie
 _BY_CHANCE = 0.01  # probability that so many of the different points are on any sides
 _FEWEST_POINTS, _POINTS = 50, 600  # different ones on a side, and all that are moved, with copies
 _MOVES, _LEFT_OUT, _ADAPTED = 16, 8, 4  # moves, the first of them, which do not count, and those with the same metric
-_BLOCKS = 20
+_BLOCKS, _PARTS = 20, 100  # of moved points, and of all particles
 _LARGE = 5.0  # energy error; larger ones count as such
 _NEGLIGIBLE = 0.0002  # share of diverging trajectories, of all particles
 
@@ -62,6 +64,17 @@ class Side(NamedTuple):
     def is_along(self, other: Side) -> bool:
         """Return whether both sides are beyond quantiles of the same a'x."""
         return np.array_equal(self.direction, other.direction)
+
+    def noise(self, x: Array) -> float:
+        """Return the standard error of the share of particles in the outer half less that in the inner half.
+
+        It comes from blocks of adjacent particles, since the states of a chain are adjacent.
+        """
+        along = self(x)
+        bound = self.bound(x)
+        halves = np.sign(along - np.median(along[along >= bound])) * (along >= bound)
+        blocks = [block.mean() for block in np.array_split(halves, min(_PARTS, len(x)))]
+        return float(np.std(blocks, ddof=1)) / len(blocks) ** 0.5
 
     def is_empty(self, x: Array) -> bool:
         """Return whether too few different points are on this side."""
@@ -105,8 +118,9 @@ class Moves(NamedTuple):
 def missed_mass(moves: Moves, x: Array, sides: Sequence[Side], rng: np.random.Generator) -> MissedMass:
     """Return the mass that particles ``x`` miss on sides."""
     found = [_on(moves, x, side, rng) for side in sides]
-    masses, errors, divergent = np.array(found).T
-    return MissedMass(float(np.abs(masses).sum()), float(np.hypot.reduce(errors)), float(divergent.sum()))
+    masses, errors, noises, divergent = np.array(found).T
+    error, noise = np.hypot.reduce(errors), np.hypot.reduce(noises)
+    return MissedMass(float(np.abs(masses).sum()), float(error), float(noise), float(divergent.sum()))
 
 
 def side_along(coordinate: int, upwards: bool, dim: int) -> Side:
@@ -145,17 +159,17 @@ def _covering(x: Array, failed: Array, candidates: Sequence[Side]) -> list[Side]
 
 def _on(moves: Moves, x: Array, side: Side, rng: np.random.Generator) -> MissedMass:
     """Return the mass missed in the outer half of a side, and of narrower ones while trajectories diverge."""
-    mass, error = 0.0, 0.0
+    mass, error, noise = 0.0, 0.0, 0.0
     while True:
-        found = _outer_half(moves, side.points(x), side, rng)
-        mass, error = mass + found.mass, float(np.hypot(error, found.error))
+        found, own_error, divergent = _outer_half(moves, side.points(x), side, rng)
+        mass, error, noise = mass + found, float(np.hypot(error, own_error)), float(np.hypot(noise, side.noise(x)))
         side = side._replace(share=_NEXT * side.share)
-        if found.divergent <= _NEGLIGIBLE or side.is_empty(x):
-            return MissedMass(mass, error, found.divergent)
+        if divergent <= _NEGLIGIBLE or side.is_empty(x):
+            return MissedMass(mass, error, noise, divergent)
 
 
-def _outer_half(moves: Moves, x: Array, side: Side, rng: np.random.Generator) -> MissedMass:
-    """Return the mass missed beyond the median of the points of a side."""
+def _outer_half(moves: Moves, x: Array, side: Side, rng: np.random.Generator) -> tuple[float, float, float]:
+    """Return the mass missed beyond the median of points on a side, its error by the moves, and the share that diverges."""
     bound, middle = float(side(x).min()), float(np.median(side(x)))
     state = moves.density(np.repeat(x, -(-_POINTS // len(x)), axis=0), rng)
     beyond, divergent = np.zeros(len(state.x)), []
@@ -171,8 +185,5 @@ def _outer_half(moves: Moves, x: Array, side: Side, rng: np.random.Generator) ->
     error = float(np.std(blocks, ddof=1)) / len(blocks) ** 0.5
     before, b = float((side(x) > middle).mean()), float(np.clip(far.mean(), 0.01, 0.99))
     near = side.share * (1.0 - before)
-    return MissedMass(
-        near * b / (1.0 - b) - side.share * before,
-        near * error / (1.0 - b) ** 2,
-        side.share * float(np.mean(divergent)),
-    )
+    mass = near * b / (1.0 - b) - side.share * before
+    return mass, near * error / (1.0 - b) ** 2, side.share * float(np.mean(divergent))

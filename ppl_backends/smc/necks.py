@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from ppl_backends.approximations.missed_modes import name_of
 
 # Share of the last trajectories that diverged, above which it is a reason for distrust if no shorter steps were tried.
@@ -20,21 +22,32 @@ _NEGLIGIBLE_MASS = 0.02
 
 
 class MissedMass(NamedTuple):
-    """Mass that the particles miss in a neck, relative to theirs, its standard error, and the share that still diverges."""
+    """Mass that the particles miss in a neck, relative to theirs, and the share that still diverges.
+
+    ``error`` is its standard error by the moves, and ``noise`` the standard deviation of the mass of particles that represent
+    the posterior.
+    """
 
     mass: float
     error: float
+    noise: float
     divergent: float
 
     @property
     def is_negligible(self) -> bool:
-        """Return whether the mass moves neither the evidence nor means and standard deviations by much."""
-        return self.mass + 2.0 * self.error + self.divergent <= _NEGLIGIBLE_MASS
+        """Return whether the mass, as far as chance does not explain it, moves neither the evidence nor means by much."""
+        unexplained = max(0.0, self.mass - 2.0 * self.noise)
+        return unexplained + 2.0 * self.error + self.divergent <= _NEGLIGIBLE_MASS
+
+    @property
+    def total_error(self) -> float:
+        """Return the standard error of the mass as that of the posterior."""
+        return float(np.hypot(self.error, self.noise))
 
     @property
     def is_clear(self) -> bool:
         """Return whether the mass is larger than its error explains."""
-        return self.mass > 2.0 * self.error
+        return self.mass > 2.0 * self.total_error
 
 
 class ShortSteps(NamedTuple):
@@ -93,7 +106,9 @@ def reasons_of_neck(divergent: float, short_steps: ShortSteps | None, names: Seq
         return []
     said = f"{said}, {100 * short_steps.divergent:.1f} % with a quarter of the step, mostly where {place}"
     if missed is not None:
-        said += f", and the draws miss {100 * missed.mass:.1f} ± {100 * missed.error:.1f} % of the posterior there"
+        said += (
+            f", and the draws miss {100 * missed.mass:.1f} ± {100 * missed.total_error:.1f} % of the posterior there"
+        )
     return [f"{said}: {advice}"]
 
 
