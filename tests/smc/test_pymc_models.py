@@ -66,7 +66,7 @@ def test_probit_evidence_of_importance_sampling_and_smc_agree(name):
         pm.Bernoulli("y", p=pm.math.invprobit(design @ beta), observed=np.asarray(data.y, dtype=int))
     target = pb.as_target(model)
     importance = group(pb.sample_importance(target, random_seed=1, progressbar=False), "posterior").attrs
-    smc = group(pb.sample_smc(target, initial="prior", random_seed=1, progressbar=False), "posterior").attrs
+    smc = group(pb.sample_smc(target, draws=1000, initial="prior", random_seed=1, progressbar=False), "posterior").attrs
     error = np.hypot(importance["log_evidence_se"], smc["log_evidence_se"])
     assert abs(importance["log_evidence"] - smc["log_evidence"]) < 3.5 * error
     assert 0 < importance["efficiency_factor"] <= 1

@@ -140,11 +140,9 @@ def test_a_hierarchy_in_which_some_trajectories_diverge_is_trusted():
         nu, z = pm.Gamma("nu", 2, 0.1), pm.Normal("z", 0, 1, shape=10)
         pm.StudentT("y", nu=nu, mu=mu + tau * z[group_of], sigma=sigma, observed=y)
     target = pb.as_target(model)
-    for seed in range(2):
-        idata = pb.sample_smc(target, random_seed=seed, progressbar=False)
-        attrs = group(idata, "posterior").attrs
-        assert attrs["log_evidence_trusted"] == 1, attrs["warnings"]
-        assert abs(attrs["log_evidence"] + 279.03) < 5 * attrs["log_evidence_se"]
+    attrs = group(pb.sample_smc(target, random_seed=0, progressbar=False), "posterior").attrs
+    assert attrs["log_evidence_trusted"] == 1, attrs["warnings"]
+    assert abs(attrs["log_evidence"] + 279.03) < 5 * attrs["log_evidence_se"]
 
 
 def test_steps_are_uneven_where_they_are_too_long_in_places():
@@ -181,6 +179,6 @@ def test_wide_priors_do_not_leave_particles_behind():
             len_chain=20,
         ).log_evidence
         - truth
-        for k in range(24)
+        for k in range(12)
     ]
     assert abs(np.mean(errors)) < 0.06

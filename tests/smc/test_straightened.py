@@ -110,7 +110,7 @@ def test_a_funnel_without_a_bridge_is_run_again_and_is_right(monkeypatch):
     """Tempering alone is too low, by 0.08 ± 0.02 in six runs."""
     monkeypatch.setattr(sample, "bridge_evidence", lambda *arguments: None)
     errors = []
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         idata = pb.sample_smc(funnel(20), draws=500, random_seed=seed, progressbar=False)
         attrs = group(idata, "posterior").attrs
         assert attrs["run_again"] == 1
