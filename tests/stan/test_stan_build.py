@@ -57,6 +57,19 @@ def test_order_of_the_search(cmdstan, monkeypatch):
     assert str(cmdstan) in findings["CmdStan"].detail
 
 
+def test_a_program_without_includes_is_the_same_in_every_folder(tmp_path):
+    """Its library is then found in the cache; one with includes may depend on the folder."""
+    (tmp_path / "other").mkdir()
+    codes = []
+    for code in (PROGRAM.code, "#include rest.stan\n"):
+        for folder in (tmp_path, tmp_path / "other"):
+            (folder / "tiny.stan").write_text(code)
+            (folder / "rest.stan").write_text(PROGRAM.code)
+            codes.append(StanProgram.from_file(folder / "tiny.stan").stanc("--print-cpp").stdout)
+    assert codes[0] == codes[1]
+    assert codes[2] != codes[3]
+
+
 def test_missing_parts_are_named(tmp_path, monkeypatch):
     with pytest.raises(CompilationError, match=r"without stanc.*pip install ppl-backends\[stan\]"):
         find_toolchain(tmp_path)

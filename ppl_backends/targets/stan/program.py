@@ -52,7 +52,8 @@ class StanProgram:
             source = Path(folder) / self.label
             source.write_text(self.code, encoding="utf-8")
             command = [str(toolchain.stanc), f"--name={self.identifier}", f"--filename-in-msg={self.label}"]
-            if self.include_paths:
+            # stanc writes its flags into the C++: without includes a program is the same in every folder
+            if self.include_paths and "#include" in self.code:
                 command.append("--include-paths=" + ",".join(self.include_paths))
             output = subprocess.run([*command, *flags, str(source)], capture_output=True, text=True, check=False)
         if output.returncode != 0:
