@@ -42,8 +42,8 @@ for folder in sys.stdin:
         os.chdir(folder.rstrip())
         os.dup2(os.open("output.txt", os.O_CREAT | os.O_WRONLY), 1)
         os.dup2(1, 2)
-        sys.argv = ["page.py"]
-        runpy.run_path("page.py", run_name="__main__")
+        sys.argv = [os.path.abspath("page.py")]
+        runpy.run_path(sys.argv[0], run_name="__main__")
         sys.exit()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
