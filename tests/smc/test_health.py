@@ -14,9 +14,9 @@ from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.health import Verdict, _with_displacement, distrust, figures_of, judge
 from ppl_backends.smc.moves import MoveSettings
 from ppl_backends.smc.path import BridgePath, PriorPath
-from ppl_backends.smc.sample import _with_start
 from ppl_backends.smc.sampler import run_tempering
 from ppl_backends.smc.schedule import Schedule
+from ppl_backends.smc.start_verdict import with_start
 from tests.toys import bimodal, conjugate_gaussian, funnel
 
 GAUSSIAN = conjugate_gaussian(20)
@@ -79,7 +79,7 @@ def test_a_bridge_does_not_replace_the_evidence_of_a_start_without_a_mode():
         EvidenceEstimate(0.0, 0.01, 10.0, False, np.nan), "bridge sampling", ["not mixed"], "bridge reported"
     )
     assert bridge.trusted
-    assert not _with_start(bridge, BridgePath(GAUSSIAN.target, start)).trusted
+    assert not with_start(bridge, BridgePath(GAUSSIAN.target, start), np.random.default_rng(0)).trusted
 
 
 @pytest.mark.usefixtures("no_change_of_variables")
