@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.interpolate import CubicSpline
+from scipy.stats import norm
 
 from ppl_backends.approximations.inla.conditional import conditional_modes
+from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.newton import LARGEST_NEWTON_DIM
+from ppl_backends.approximations.verdict import judge_moments
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, BaseTarget
 
@@ -25,6 +28,7 @@ _FINE = 20  # points of integration a step
 _FEWEST = 5  # values, for a marginal
 _SKEWED = 0.2  # difference of the ranges on both sides, over their sum; the exponential of N(0, 0.14²) has 0.2
 _MOST = 4  # coordinates
+_AGREE = 0.2  # difference in a coordinate's mean or standard deviation up to which Laplace's method is believed
 _LARGEST_END = 0.2  # share of a second moment at the ends of the grid, above which there may be none
 
 
@@ -39,14 +43,14 @@ class Marginal(NamedTuple):
         """Return the shift of the coordinate's mean and the ratio of standard deviations, posterior to Gaussian."""
         return _moments(self.at, self.probability)
 
-    def moments(self, values: Array) -> tuple[float, float]:
+    def moments(self, values: Array, density: Array) -> tuple[float, float]:
         """Return the shift of the mean of a function of the coordinate, and the ratio of standard deviations.
 
-        They are those of the posterior against the Gaussian, whose deviation is the unit. ``values`` are on the coarse grid.
+        They are those of the posterior against the approximation, which has the ``density`` on the fine grid and whose
+        deviation is the unit. ``values`` are on the coarse grid.
         """
         fine = CubicSpline(_STEPS, values)(self.at)
-        gaussian = np.exp(-0.5 * self.at**2)
-        (mean, sd), (other_mean, other_sd) = _moments(fine, self.probability), _moments(fine, gaussian / gaussian.sum())
+        (mean, sd), (other_mean, other_sd) = _moments(fine, self.probability), _moments(fine, density / density.sum())
         return (mean - other_mean) / other_sd, sd / other_sd
 
     def knows(self, values: Array) -> bool:
@@ -64,15 +68,49 @@ class OwnVariable(NamedTuple):
     values: Array
 
 
+def fault_in_model_space(target: BaseTarget, q: Any, shift: Array, ratio: Array, skip: Any = ()) -> str:
+    """Return which moment of a skewed variable is off; "" for none.
+
+    Laplace's marginal knows it if it agrees in the coordinate's own moments with ``shift`` and ``ratio`` ``(dim,)``, those of
+    the posterior against the approximation. Coordinates in ``skip`` are not judged.
+    """
+    marginals: dict[int, Marginal | None] = {}
+    for variable in skewed_variables(target, q, skip):
+        j = variable.coordinate
+        if j not in marginals:
+            marginals[j] = marginal_along(target, q, j)
+        marginal = marginals[j]
+        if marginal is None or not marginal.knows(variable.values):
+            continue
+        apart = np.array(marginal.own_moments) - (shift[j], ratio[j])
+        if np.abs(apart).max() > _AGREE:
+            continue
+        if said := judge_moments(*marginal.moments(variable.values, _density_along(q, j, marginal.at)), variable.name):
+            return said
+    return ""
+
+
+def _density_along(q: Any, coordinate: int, at: Array) -> Array:
+    """Return the approximation's density of a coordinate, up to a factor, at its standard deviations from the mean."""
+    if not isinstance(q, MixtureApproximation):
+        return np.asarray(np.exp(-0.5 * at**2))
+    x = q.mean[coordinate] + q.sd[coordinate] * at
+    parts = norm.pdf(x[:, None], q.means[:, coordinate], q.component_sds()[:, coordinate])
+    return np.asarray(parts @ q.weights)
+
+
 def marginal_along(target: BaseTarget, q: Any, coordinate: int) -> Marginal | None:
     """Return the marginal of one coordinate; None if too few of the other coordinates' modes are found."""
-    if not 1 < q.dim <= LARGEST_NEWTON_DIM:
+    if q.dim > LARGEST_NEWTON_DIM:
         return None
     along = q.cov[:, coordinate] / q.sd[coordinate]  # the Gaussian's conditional means
     start = q.mean + _STEPS[:, None] * along
     with np.errstate(all="ignore"):
         try:
-            log_marginal = conditional_modes(target, start, np.full(len(start), coordinate)).log_integral
+            if q.dim == 1:
+                log_marginal = target.log_density(start)
+            else:
+                log_marginal = conditional_modes(target, start, np.full(len(start), coordinate)).log_integral
         except ModelError:
             return None
     found = np.isfinite(log_marginal)
@@ -85,13 +123,13 @@ def marginal_along(target: BaseTarget, q: Any, coordinate: int) -> Marginal | No
     return Marginal(fine, density / density.sum())
 
 
-def skewed_variables(target: BaseTarget, q: Any) -> list[OwnVariable]:
+def skewed_variables(target: BaseTarget, q: Any, skip: Any = ()) -> list[OwnVariable]:
     """Return variables in model space that are functions of one coordinate each, and skewed if it is Gaussian.
 
     Scales and degrees of freedom are, whose coordinates are logarithms. Those of up to four coordinates are returned, the
-    most skewed first.
+    most skewed first, and none of the coordinates in ``skip``.
     """
-    if not 1 < q.dim <= LARGEST_NEWTON_DIM:
+    if q.dim > LARGEST_NEWTON_DIM:
         return []
     own = np.eye(q.dim)[:, None] * np.array([-3.0, 0.0, 3.0])[:, None]  # (dim, 3, dim)
     z = np.concatenate([own, own + 0.5 * (1.0 - np.eye(q.dim))[:, None]]).reshape(-1, q.dim)
@@ -103,7 +141,7 @@ def skewed_variables(target: BaseTarget, q: Any) -> list[OwnVariable]:
             np.abs(here[:, 2] - here[:, 0]), 1e-300
         )
         found += [(-skewness[j, k], int(j), name, int(k)) for j, k in zip(*np.nonzero(alone), strict=True)]
-    found = sorted(one for one in found if one[0] < -_SKEWED)
+    found = sorted(one for one in found if one[0] < -_SKEWED and one[1] not in skip)
     coordinates = list(dict.fromkeys(j for _, j, _, _ in found))[:_MOST]
     if not coordinates:
         return []

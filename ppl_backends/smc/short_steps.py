@@ -23,8 +23,9 @@ import numpy as np
 from scipy import stats
 
 from ppl_backends.kernels.hmc import Hmc
+from ppl_backends.kernels.noncentring import NonCentring
 from ppl_backends.kernels.protocol import Kernel, KernelInfo
-from ppl_backends.smc.coordinates import coordinates_of
+from ppl_backends.smc.coordinates import changed_coordinates, coordinates_of
 from ppl_backends.smc.health import Figures, in_one_mode
 from ppl_backends.smc.moves import DIVERGED, energy_error_of, share_of_divergent
 from ppl_backends.smc.narrow_sides import Moves, missed_mass, narrow_sides, side_along
@@ -83,14 +84,15 @@ def _moved(
     path: TemperingPath, kernel: Kernel, runs: Sequence[SMCResult], rng: np.random.Generator
 ) -> tuple[ShortSteps, list[Walk]]:
     """Return the effect of short steps, and the walks of all runs."""
-    points, walks, errors = _affordable(runs), [], []
-    for run in runs:
-        x = run.x[:: max(1, len(run.x) * len(runs) // points)]
-        walk = Walk(path, kernel, x, run.scale, rng)
-        errors.append(walk.energy_errors())
-        walks.append(walk)
-    starts = np.concatenate([walk.start for walk in walks])
-    coordinate, upwards = where_energy_errors_are(starts, np.concatenate(errors))
+    points = _affordable(runs)
+    parts = [run.x[:: max(1, len(run.x) * len(runs) // points)] for run in runs]
+    starts = np.concatenate(parts)
+    change = coordinates_of(
+        path.evaluate(starts, 1.0, True), path
+    ).change  # a single run may have too few points for it
+    walks = [Walk(path, kernel, x, run.scale, rng, change) for x, run in zip(parts, runs, strict=True)]
+    errors = np.concatenate([walk.energy_errors() for walk in walks])
+    coordinate, upwards = where_energy_errors_are(starts, errors)
     for _ in range(MOVES // FIRST_MOVES):
         divergent = float(np.mean([walk.move(FIRST_MOVES) for walk in walks]))
         shift, place, up = _largest_growth(walks, coordinate, upwards)
@@ -101,12 +103,22 @@ def _moved(
 
 
 class Walk:
-    """Particles of one run, moved with a quarter of its step."""
+    """Particles of one run, moved with a quarter of its step, with a given change of variables or their own."""
 
-    def __init__(self, path: TemperingPath, kernel: Kernel, x: Array, scale: float, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        path: TemperingPath,
+        kernel: Kernel,
+        x: Array,
+        scale: float,
+        rng: np.random.Generator,
+        change: NonCentring | None = None,
+    ) -> None:
         self.path, self.kernel, self.start, self.scale, self.rng = path, kernel, x, scale, rng
         self.state = self._evaluate(x, rng)
-        self.coordinates = coordinates_of(self.state, self.path)
+        self.coordinates = (
+            coordinates_of(self.state, path) if change is None else changed_coordinates(self.state, path, change)
+        )
         self.divergent: list[float] = []
         # Points where trajectories of the original step started that failed, then of each short one
         self.failed: list[Array] = []

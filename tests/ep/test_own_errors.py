@@ -164,7 +164,8 @@ def test_errors_away_from_the_mode_of_hyper_parameters_are_flagged():
 def test_a_mixture_is_judged_by_its_sites_alone_if_no_likely_run_converged():
     q, _ = flagged()
     q = q.replaced(_fits=[fit.replaced(converged=False) for fit in q._fits], diagnostics={})
-    judged = checked_by_itself(q)
+    with pytest.warns(ApproximationWarning, match=r"by Laplace's method .* of p\[0\]"):  # twice as wide as it is
+        judged = checked_by_itself(q)
     assert "sd_error" in judged.diagnostics
     assert "weighted_sd_error" not in judged.diagnostics
 
@@ -215,3 +216,31 @@ def test_a_part_of_a_mixture_without_effective_points_leaves_the_others_judged()
     assert not nowhere.effective
     np.testing.assert_allclose(mixed.ratio, wide.ratio)
     assert mixed.least.max() > 0.1
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_a_variable_at_a_bound_whose_logit_alone_is_right_is_flagged(dim):
+    """The posterior is Beta(1, 5001), whose logit is skewed to the left: the Gaussian's other tail has no such points."""
+    trials, counts = np.array([5000, 3])[:dim], np.array([0, 3])[:dim]
+    with pm.Model() as model:
+        p = pm.Uniform("p", 0, 1, shape=dim)
+        pm.Binomial("y", trials, p, observed=counts)
+    with pytest.warns(
+        ApproximationWarning, match=r"standard deviation of p\[0\] is 0.\d+ times the Gaussian's, although"
+    ):
+        q = fit_ep(model)
+    a, b = 1 + counts, 1 + trials - counts
+    assert q.mean == pytest.approx(digamma(a) - digamma(b), abs=0.1 * q.sd.min())
+    assert q.sd == pytest.approx(np.sqrt(polygamma(1, a) + polygamma(1, b)), rel=0.1)
+    draws = 1 / (1 + np.exp(-q.sample(20_000, np.random.default_rng(0))[:, 0]))
+    assert draws.std() > 2 * stats.beta(a[0], b[0]).std()
+    assert not q.converged
+
+
+def test_variables_that_are_right_with_their_logits_are_not_flagged():
+    with pm.Model() as model:
+        p = pm.Beta("p", 2, 2, shape=3)
+        pm.Binomial("y", [20, 30, 10], p, observed=[3, 14, 2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fit_ep(model).converged

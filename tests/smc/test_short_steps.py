@@ -3,6 +3,7 @@
 import numpy as np
 import pymc as pm
 import pytest
+from scipy.special import logsumexp
 
 import ppl_backends as pb
 from ppl_backends.kernels.hmc import Hmc
@@ -182,3 +183,18 @@ def test_wide_priors_do_not_leave_particles_behind():
         for k in range(12)
     ]
     assert abs(np.mean(errors)) < 0.06
+
+
+@pytest.mark.slow
+def test_a_chain_without_the_change_of_variables_of_the_others_is_no_reason():
+    """The particles of one chain are too few to find it, and 6 % of trajectories diverge without it, with short steps too."""
+    y = np.random.default_rng(7).normal(0, 1, 400)
+    with pm.Model() as model:
+        mu, s = pm.Normal("mu", 0, 5), pm.HalfNormal("s", 3)
+        pm.Truncated("y", pm.Normal.dist(mu, s), lower=1.2, upper=None, observed=y[y > 1.2][:30])
+    grid, step = np.linspace(-25, 15, 1001), np.linspace(-4, 3, 701)
+    points = np.stack(np.meshgrid(grid, step, indexing="ij"), axis=-1).reshape(-1, 2)
+    truth = logsumexp(pb.as_target(model).log_density(points)) + np.log((grid[1] - grid[0]) * (step[1] - step[0]))
+    attrs = group(pb.sample_smc(model, random_seed=1, progressbar=False), "posterior").attrs
+    assert attrs["log_evidence_trusted"] == 1, attrs["warnings"]
+    assert abs(attrs["log_evidence"] - truth) < 4 * attrs["log_evidence_se"]

@@ -96,6 +96,11 @@ class EPMixture(MixtureApproximation):
     _latent: NDArray[np.integer]
     _hyper: NDArray[np.integer]
 
+    @property
+    def hyper_coordinates(self) -> NDArray[np.integer]:
+        """Return the indices of the hyper-parameters among the coordinates."""
+        return self._hyper
+
     def _draws(self, n: int, rng: np.random.Generator) -> Array:
         def conditional(k: int, size: int) -> Array:
             return self._fits[k].sample(size, rng)

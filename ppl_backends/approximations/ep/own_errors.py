@@ -26,6 +26,7 @@ from ppl_backends.approximations.ep.weighted import (
     mixed_moments,
     weighted_moments,
 )
+from ppl_backends.approximations.profile import fault_in_model_space
 from ppl_backends.approximations.verdict import LARGEST_EVIDENCE_SHIFT, LARGEST_SHIFT, SD_RANGE
 from ppl_backends.errors import ApproximationWarning, user_level
 from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
@@ -75,7 +76,26 @@ def checked_by_itself(result: Result) -> Result:
     if not trouble and _has_several_modes(given.factors):
         figures["other_mode_share"] = share_of_another_mode(FactorsTarget(given.factors), given)
         trouble = reason_of_another_mode(figures["other_mode_share"])
+    if not trouble:
+        trouble = _fault_in_model_space(result)
+        usable = not trouble
     return _with_verdict(result, figures, trouble, usable)
+
+
+def _fault_in_model_space(result: Result) -> str:
+    """Return the fault of a variable whose coordinate has the right moments, and a tail that the variable does not have.
+
+    Hyper-parameters have no Gaussian.
+    """
+    if result.target is None:
+        return ""
+    skip = result.hyper_coordinates if isinstance(result, EPMixture) else ()
+    said = fault_in_model_space(result.target, result, np.zeros(result.dim), np.ones(result.dim), skip)
+    return (
+        f"by Laplace's method for the other coordinates {said}, although that of its coordinate is right"
+        if said
+        else ""
+    )
 
 
 def checked_by_points(fit: EPApproximation, n_values: int) -> EPApproximation:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ppl_backends.approximations.elsewhere import judge_elsewhere
-from ppl_backends.approximations.profile import Marginal, marginal_along, skewed_variables
+from ppl_backends.approximations.profile import fault_in_model_space, marginal_along
 from ppl_backends.approximations.variational.elbo import BoundEstimate
 from ppl_backends.approximations.verdict import doubtful_coordinate, judge_moments, judge_weights, weighted_along
 from ppl_backends.numerics.weights import LARGEST_PARETO_K, heavy_tail
-from ppl_backends.targets.protocol import Array, BaseTarget
-
-AGREE = 0.2  # difference of Laplace's method and weights, in a mean or standard deviation, up to which its tails are believed
+from ppl_backends.targets.protocol import BaseTarget
 
 
 def faults(q: Any, fit: Any, bound: BoundEstimate, tolerance: float) -> list[str]:
@@ -53,27 +49,9 @@ def faults_of_width(target: BaseTarget, q: Any, bound: BoundEstimate) -> list[st
     doubted = doubtful_coordinate(shift, ratio)
     marginal = None if doubted is None else marginal_along(target, q, doubted)
     said = "" if marginal is None else judge_moments(*marginal.own_moments, q.names[doubted])
-    said = said or _fault_in_model_space(target, q, shift, ratio)
+    said = said or fault_in_model_space(target, q, shift, ratio)
     advice = "use sample_importance or sample_smc, which can start from it (initial=)"
     return [f"by Laplace's method for the other coordinates {said}: {advice}"] if said else []
-
-
-def _fault_in_model_space(target: BaseTarget, q: Any, shift: Array, ratio: Array) -> str:
-    """Return which moment of a skewed variable is off by Laplace's marginals that agree with the weights; "" for none."""
-    marginals: dict[int, Marginal | None] = {}
-    for variable in skewed_variables(target, q):
-        j = variable.coordinate
-        if j not in marginals:
-            marginals[j] = marginal_along(target, q, j)
-        marginal = marginals[j]
-        if marginal is None or not marginal.knows(variable.values):
-            continue
-        apart = np.array(marginal.own_moments) - (shift[j], ratio[j])
-        if np.abs(apart).max() > AGREE:
-            continue
-        if said := judge_moments(*marginal.moments(variable.values), variable.name):
-            return said
-    return ""
 
 
 def _contradicted(bound: BoundEstimate) -> str:
