@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
 
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.targets.integral import stated_integral
@@ -34,11 +33,7 @@ def share_beyond(
     beyond = x[q.log_density(x) < lowest]
     if not len(beyond):
         return 0.0
-    evaluation = target.evaluate(beyond)
-    assert isinstance(evaluation, Evaluation)
-    integral = stated_integral(target)
-    log_integral = 0.0 if integral is None else integral.log_integral
-    return float(np.exp(logsumexp(evaluation.log_likelihood) + log_integral - log_evidence) / n)
+    return float(_shares(target, beyond, log_evidence).sum() / n)
 
 
 def reason_of_more(target: BaseTarget, log_evidence: float, error: float, n: int, rng: np.random.Generator) -> str:
@@ -53,10 +48,10 @@ def reason_of_more(target: BaseTarget, log_evidence: float, error: float, n: int
     shares, relative = np.empty(0), error if np.isfinite(error) else 0.0
     while len(shares) < _MOST * n:
         try:
-            more = _shares_of_draws(target, log_evidence, max(n, len(shares)), rng)
+            x = target.sample_prior(max(n, len(shares)), rng)
         except PriorSamplingError:
             return ""
-        shares = np.concatenate([shares, more])
+        shares = np.concatenate([shares, _shares(target, x, log_evidence)])
         ratio = float(shares.mean())
         total = float(np.hypot(shares.std(ddof=1) / len(shares) ** 0.5, ratio * relative))
         if ratio - 1.0 <= max(LARGEST_MISSED_SHARE, total):
@@ -69,9 +64,9 @@ def reason_of_more(target: BaseTarget, log_evidence: float, error: float, n: int
     return ""
 
 
-def _shares_of_draws(target: BaseTarget, log_evidence: float, n: int, rng: np.random.Generator) -> Array:
-    """Return the likelihoods ``(n,)`` of draws of the prior, as multiples of an evidence."""
-    evaluation = target.evaluate(target.sample_prior(n, rng))
+def _shares(target: BaseTarget, x: Array, log_evidence: float) -> Array:
+    """Return the likelihoods ``(n,)`` of draws ``x`` of the prior, as multiples of an evidence."""
+    evaluation = target.evaluate(x)
     assert isinstance(evaluation, Evaluation)
     integral = stated_integral(target)
     log_integral = 0.0 if integral is None else integral.log_integral
