@@ -68,21 +68,20 @@ def find_noncentring(x: Array, gradient: Array) -> NonCentring | None:
 
 
 def _find(x: Array, gradient: Array) -> NonCentring | None:
-    """Find the change that makes the density clearly nearer to a Gaussian than simpler ones do; return None if none does."""
+    """Find the change that makes the density clearly nearer to a Gaussian than simpler ones do; return None if none does.
+
+    Scales along other axes are looked for only if at least half of the coordinates that ask for a root still do so with
+    the best change along the coordinates.
+    """
     step = max(1, len(x) // _POINTS)
     some, slope = x[::step], gradient[::step]  # to choose with
-    best, nonlinear = None, _nonlinear(some, slope)
-    candidates = _candidates(some, slope, nonlinear)
-    while nonlinear.max() >= _NONLINEAR and (candidate := next(candidates, None)) is not None:
-        change = _fit(some, slope, *candidate)
-        z = change.to_z(some)
-        if np.isfinite(z).all():
-            after = _nonlinear(z, change.gradient(z, slope))
-            if _distance_from_gaussian(after) < _distance_from_gaussian(nonlinear) - _CLEARLY_NEARER:
-                best, nonlinear, fitted = candidate, after, change
-    if best is None:
+    nonlinear = _nonlinear(some, slope)
+    best = _nearest(_along_coordinates(some, slope, nonlinear), some, slope, _Nearest(nonlinear))
+    if 2 * _asking(best.nonlinear).size >= _asking(nonlinear).size:
+        best = _nearest(_along_axes(some, slope), some, slope, best)
+    if best.candidate is None:
         return None
-    return fitted if step == 1 else _fit(x, gradient, best.roots, best.axes)
+    return best.change if step == 1 else _fit(x, gradient, best.candidate.roots, best.candidate.axes)
 
 
 class _Candidate(NamedTuple):
@@ -93,13 +92,34 @@ class _Candidate(NamedTuple):
     precisions: tuple[Array, Array] | None = None
 
 
-def _candidates(x: Array, gradient: Array, nonlinear: Array) -> Iterator[_Candidate]:
-    """Yield roots of curves only, of scales along the coordinates, and of scales along other axes, with these axes.
+class _Nearest(NamedTuple):
+    """The candidate that is nearest to a Gaussian, its change, and the nonlinear shares ``(dim,)`` that it leaves."""
 
-    ``nonlinear`` ``(dim,)`` are the nonlinear shares of the slopes along the coordinates.
-    """
+    nonlinear: Array
+    candidate: _Candidate | None = None
+    change: NonCentring | None = None
+
+
+def _nearest(candidates: Iterator[_Candidate], x: Array, gradient: Array, best: _Nearest) -> _Nearest:
+    """Return ``best``, or a candidate that is clearly nearer; none is tried once no coordinate asks for a root."""
+    while _asking(best.nonlinear).size and (candidate := next(candidates, None)) is not None:
+        change = _fit(x, gradient, *candidate)
+        z = change.to_z(x)
+        if np.isfinite(z).all():
+            left = _nonlinear(z, change.gradient(z, gradient))
+            if _distance_from_gaussian(left) < _distance_from_gaussian(best.nonlinear) - _CLEARLY_NEARER:
+                best = _Nearest(left, candidate, change)
+    return best
+
+
+def _along_coordinates(x: Array, gradient: Array, nonlinear: Array) -> Iterator[_Candidate]:
+    """Yield roots of curves only, and of scales along the coordinates; ``nonlinear`` ``(dim,)`` are their shares."""
     yield from _along(None, no_roots(x.shape[1]), nonlinear, x, gradient)
     yield from _along(None, _find_roots(x, gradient, nonlinear), nonlinear, x, gradient)
+
+
+def _along_axes(x: Array, gradient: Array) -> Iterator[_Candidate]:
+    """Yield roots of scales along other axes, with these axes."""
     axes = funnel_axes(x, gradient)
     if axes is not None:
         x, gradient = _turned(x, gradient, axes)
@@ -107,8 +127,13 @@ def _candidates(x: Array, gradient: Array, nonlinear: Array) -> Iterator[_Candid
         yield from _along(axes, _find_roots(x, gradient, nonlinear), nonlinear, x, gradient)
 
 
+def _asking(nonlinear: Array) -> Index:
+    """Return the coordinates that ask for a root."""
+    return np.flatnonzero(nonlinear >= _NONLINEAR)
+
+
 def _find_roots(x: Array, gradient: Array, nonlinear: Array) -> Roots:
-    return find_roots(x, gradient, np.flatnonzero(nonlinear >= _FOLLOWS), np.flatnonzero(nonlinear >= _NONLINEAR))
+    return find_roots(x, gradient, np.flatnonzero(nonlinear >= _FOLLOWS), _asking(nonlinear))
 
 
 def _along(axes: Array | None, roots: Roots, nonlinear: Array, x: Array, gradient: Array) -> Iterator[_Candidate]:
@@ -119,7 +144,7 @@ def _along(axes: Array | None, roots: Roots, nonlinear: Array, x: Array, gradien
         yield _Candidate(roots, axes, precisions)
     if axes is None and 2 < len(roots.effects) == n_found:  # a level where few points are in the neck
         yield _Candidate(roots.without(closest), axes)
-    curved = with_curves(roots, x, gradient, np.flatnonzero(nonlinear >= _NONLINEAR))
+    curved = with_curves(roots, x, gradient, _asking(nonlinear))
     if len(curved.effects) > len(roots.effects):
         yield _Candidate(curved, axes)
 
