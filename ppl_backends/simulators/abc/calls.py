@@ -142,6 +142,11 @@ def believed(
         Function from data sets ``(n, *shape)`` to distances ``(n,)``.
     rng : numpy.random.Generator
 
+    Raises
+    ------
+    ModelError
+        If the simulator makes a generator of its own with a fixed seed.
+
     Notes
     -----
     Batches hold the rows (a, b, a, b): over calls, the two data sets at a must be independent of each other, and data
@@ -155,6 +160,7 @@ def believed(
     except ModelError as error:
         return alone, str(error)
     batches += [together(rows, rng) for _ in range(CHECKS - 1)]
+    _check_noise(batches, simulator.name)
     singles = [alone(single, rng) for _ in range(CHECKS)]
     level = FALSE_ALARM / 8
     for feature in (distances, _mean_value):
@@ -169,6 +175,18 @@ def believed(
             if ks_2samp(both, few[:, row]).pvalue < level:
                 return alone, "data of a batch have another distribution than data of single calls"
     return together, ""
+
+
+def _check_noise(batches: list[NDArray], name: str) -> None:
+    """Check that noise differs between calls if it differs between the rows of a call, which hold (a, b, a, b)."""
+    first = batches[0]
+    if np.array_equal(first[0], first[2], equal_nan=True):
+        return
+    if all(np.array_equal(first, batch, equal_nan=True) for batch in batches):
+        raise ModelError(
+            f"simulator '{name}' returns the same data in {len(batches)} calls, although data sets of one call differ at the "
+            "same parameters: it has a fixed seed of its own; draw all random numbers from the rng it is given"
+        )
 
 
 def repeats(simulator: Simulator, values: Values, rng: np.random.Generator) -> bool:

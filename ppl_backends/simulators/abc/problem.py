@@ -132,6 +132,8 @@ class AbcProblem:
     ----------
     has_likelihood : bool
         Whether ordinary observations contribute to the weights.
+    fault : str
+        Fault of the distances of the first stage, or "".
     fitted_prior : (list of StudentT, shares) or None
         Student t's fitted to a prior that is only a density.
     log_prior_integral, log_prior_integral_se : float
@@ -150,6 +152,7 @@ class AbcProblem:
         self.experiment, self._parameters = experiment, parameters
         self.epsilon, self.kernel = settings
         self.reasons: dict[str, str] = {}
+        self.fault = ""
         self.has_likelihood = bool(target.observed_data) or target.has_potentials
         self.fitted_prior: tuple[list[Any], Array] | None = None
         self.log_prior_integral, self.log_prior_integral_se = 0.0, 0.0
@@ -194,6 +197,15 @@ class AbcProblem:
         scale = sum(float(np.log(part.scale).sum()) for part in self.experiment.discrepancies)
         k = len(self.observed_summaries)
         return scale + log_kernel_volume(self.kernel, epsilon, k, norm)
+
+    def look_at_first(self, distances: Array) -> None:
+        """Record the fault of distances of data sets at draws of the prior if they are all the same."""
+        distances = np.ravel(distances)
+        if len(distances) > 1 and np.isfinite(distances[0]) and np.all(distances == distances[0]):
+            self.fault = (
+                f"all {len(distances)} data sets of the first stage have the same distance ({distances[0]:.3g}) from the "
+                "observed data, so the posterior is the prior: check the simulator, the summaries and the distance"
+            )
 
     def try_batches(self, x: Array, rng: np.random.Generator) -> None:
         """Let simulators draw many data sets at once if tests at two points confirm their batched form.

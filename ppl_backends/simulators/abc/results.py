@@ -24,6 +24,7 @@ __all__ = ["Found", "of_populations", "of_weighted_points", "to_inference_data"]
 
 SMALLEST_SIZE = 100  # effective size below which a result is not trusted
 UNITS_SEEN, SHOWN = 200, 5  # data sets, and standard deviations in a message
+MOST = 0.9  # share of ε that summaries which never vary account for, at which they are why it does not fall
 WIDE = 10.0  # ε over the standard deviation of a summary, times the root of their number, at which it does not count
 
 Variables = dict[str, tuple[tuple[str, ...], Any]]
@@ -146,7 +147,7 @@ def to_inference_data(
     problem: AbcProblem, found: Found, adjust: str | None, seconds: float, rng: np.random.Generator
 ) -> Any:
     """Return the result as InferenceData, and warn of its faults."""
-    found = found._replace(trouble="; ".join(each for each in (found.trouble, _ignored(problem, found)) if each))
+    found = found._replace(trouble="; ".join(filter(None, (found.trouble, problem.fault or _ignored(problem, found)))))
     if found.trouble:
         warnings.warn(f"sample_abc: {found.trouble}", SamplerWarning, stacklevel=user_level())
     experiment = problem.experiment
@@ -241,14 +242,23 @@ def _not_reached(problem: AbcProblem, epsilon: float, reason: str) -> list[str]:
 
 
 def _ignored(problem: AbcProblem, found: Found) -> str:
-    """Return the fault of summaries in such different units that the distance does not depend on one of them, or ""."""
+    """Return the fault of summaries that simulations do not reach, or that do not change the distance; or ""."""
     predicted, parts = found.groups.get("posterior_predictive"), problem.experiment.discrepancies
     if predicted is None or len(parts) > 1 or parts[0].norm is None:
         return ""
     data = predicted[problem.experiment.simulators[0].name][1]
     data = data.reshape(-1, *data.shape[2:])
-    spread = parts[0].summaries(data[:: max(1, len(data) // UNITS_SEEN)]).std(axis=0)
-    count = len(spread)
+    seen = parts[0].summaries(data[:: max(1, len(data) // UNITS_SEEN)])
+    spread, count, observed = seen.std(axis=0), seen.shape[1], problem.observed_summaries
+    gaps = np.where(np.ptp(seen, axis=0) == 0, np.abs(seen[0] - observed), 0.0)
+    missed = np.flatnonzero(gaps)
+    if len(missed) and len(seen) > 1 and np.linalg.norm(gaps) > MOST * found.epsilon:
+        value, wanted = (each[missed[0]] * parts[0].scale.ravel()[missed[0]] for each in (seen[0], observed))
+        return (
+            f"{len(missed)} of {count} summaries are the same in {len(seen)} simulated data sets and differ from the "
+            f"observed ones, the first at index {missed[0]} ({value:.3g}, observed {wanted:.3g}): the model may not "
+            "produce such data; check them, or leave these summaries out"
+        )
     ignored = np.flatnonzero((spread > 0) & (found.epsilon > WIDE * np.sqrt(count) * spread))
     if not len(ignored):
         return ""

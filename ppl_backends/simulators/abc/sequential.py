@@ -240,6 +240,8 @@ def _lower(
         if stage.interrupted and course.stage is not None:
             course.reason = INTERRUPTED
             return
+        if course.stage is None:
+            problem.look_at_first(stage.block.distances)
         epsilon, weights = next_tolerance(stage, problem.kernel, last, problem.epsilon or 0.0)
         if not np.isfinite(epsilon):
             raise ModelError(

@@ -37,6 +37,10 @@ def too_narrow(values, rng):
     return values["mu"][:, None] + rng.standard_normal((n, 5)) / (1 if n == 1 else 3)
 
 
+def own_seed(values, rng):
+    return values["mu"][:, None] + np.random.default_rng(3).standard_normal((len(values["mu"]), 5))
+
+
 def counts(values, rng):
     return rng.poisson(0.3, (len(values["mu"]), 5))
 
@@ -66,6 +70,11 @@ def test_wrong_batches_are_refused(function):
     simulator, reason = judged(function)
     assert not simulator.at_once
     assert "batch" in reason or "independent" in reason
+
+
+def test_a_simulator_with_a_fixed_seed_of_its_own_is_refused():
+    with pytest.raises(ModelError, match="same data in 48 calls"):
+        judged(own_seed)
 
 
 def test_one_noise_vector_for_a_batch_is_called_row_by_row_and_gives_the_right_answer():
@@ -194,7 +203,8 @@ def test_equal_distances_and_discrete_ones_end_with_a_reason():
     def equal(parameters, rng):
         return np.full(len(parameters["x"]), 2.0)
 
-    idata = pb.sample_abc(standard_normal(), simulate=equal, observed=1.0, random_seed=1, **SMALL)
+    with pytest.warns(SamplerWarning, match="have the same distance"):
+        idata = pb.sample_abc(standard_normal(), simulate=equal, observed=1.0, random_seed=1, **SMALL)
     assert idata.posterior.attrs["epsilon"] == 1.0
     assert idata.posterior.attrs["log_evidence"] == pytest.approx(0.0, abs=0.1)
 

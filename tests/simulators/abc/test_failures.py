@@ -1,5 +1,6 @@
-"""Ordinary likelihoods that are not defined, and simulators that fail in a later chain."""
+"""Likelihoods that are not defined, simulators that fail in a later chain, and data that say nothing."""
 
+import re
 import warnings
 
 import numpy as np
@@ -65,3 +66,65 @@ def test_a_simulator_that_fails_in_a_later_chain_does_not_lose_the_others():
     assert abs(attrs["log_evidence"] - conjugate_answer(0.1)[2]) < normal_bound() * attrs["log_evidence_se"]
     with pytest.raises(ModelError, match="singular matrix"):
         pb.sample_abc(standard_normal(), simulate=Fails(2_000), **options)
+
+
+def constant(parameters, rng):
+    return np.zeros(len(parameters["x"]))
+
+
+def rounded(parameters, rng):
+    """Return an informative number and one that is always 2."""
+    return np.stack([conjugate(parameters, rng), np.full(len(parameters["x"]), 2.0)], axis=1)
+
+
+@pytest.mark.parametrize("method", ["sequential", "smc"])
+@pytest.mark.parametrize(
+    ("simulate", "observed", "options", "message"),
+    [
+        (constant, 0.0, {}, r"have the same distance \(0\)"),
+        (constant, 1.0, {}, r"have the same distance \(1\)"),
+        (conjugate, 1.0, {"distance": lambda a, b: 3.0}, r"have the same distance \(3\)"),
+        (rounded, np.array([1.0, 5.0]), {}, r"1 of 2 summaries are the same .* at index 1 \(2, observed 5\)"),
+        (rounded, np.array([1.0, 2.0]), {}, None),
+    ],
+)
+def test_data_that_say_nothing_and_summaries_that_are_never_reached_are_named(
+    method, simulate, observed, options, message
+):
+    size = {"chains": 2, "draws": 512, "pilot_points": 256, "max_simulations": 200_000, "random_seed": 1}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        idata = pb.sample_abc(
+            standard_normal(), simulate=simulate, observed=observed, method=method, progressbar=False, **size, **options
+        )
+    found = [str(each.message) for each in seen if each.category is SamplerWarning]
+    if message is None:
+        assert not any("same" in each for each in found)
+    else:
+        assert len(found) == 1
+        assert re.search(message, found[0])
+        assert not idata.posterior.attrs["log_evidence_trusted"]
+
+
+def test_a_rare_event_that_no_data_set_has_is_not_a_fault():
+    """Return θ ~ N(0, 1) where hits of a series are rare: elements never vary near the posterior, and the sum does."""
+
+    def simulate(parameters, rng):
+        return (rng.random((len(parameters["x"]), 30)) < 0.01 * np.exp(parameters["x"])[:, :1]).astype(float)
+
+    observed = np.zeros(30)
+    observed[3] = 1.0
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        pb.sample_abc(
+            standard_normal(),
+            simulate=simulate,
+            observed=observed,
+            summary=lambda d: d.sum(axis=-1, keepdims=True),
+            epsilon=0,
+            random_seed=1,
+            progressbar=False,
+            chains=2,
+            draws=512,
+        )
+    assert not any("same" in str(each.message) for each in seen)
