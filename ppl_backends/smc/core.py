@@ -36,9 +36,9 @@ from ppl_backends.targets.protocol import Array, Index
 def run_smc(run: SMCState, path: Path, parts: Parts, watch: Watch) -> tuple[SMCState, str]:
     """Run to the last stage, or until ``watch`` or Ctrl-C stops the run; return the reason, "" for the last stage."""
     while not path.is_last(run.stage):
-        if reason := watch.stops(run):
-            return run, reason
         try:
+            if reason := watch.stops(run):
+                return run, reason
             run = smc_step(run, path, parts)
             watch.see(run)
         except KeyboardInterrupt:

@@ -31,7 +31,8 @@ from ppl_backends.smc.evidence import (
 )
 from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.smc.necks import ShortSteps, reasons_of_neck
-from ppl_backends.smc.records import SMCResult, collapsed_at
+from ppl_backends.smc.records import SMCResult
+from ppl_backends.smc.rounding import NOISE, collapsed_at
 from ppl_backends.targets.protocol import Array, Index
 
 MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
@@ -136,13 +137,10 @@ def split_finished(
         return finished, ""
     reached = [run.stages[-1].beta for run in runs if not run.complete]
     why = "interrupted: " if interrupted else ""
-    collapsed = [at for run in runs if not run.complete and (at := collapsed_at(run.x)) is not None]
-    if collapsed:  # the other chains may only have missed that point
+    if spoiled := _spoiled_by_rounding(runs, names):  # the other chains may only have missed that point
         return [run for run in runs if not run.complete], (
-            f"{why}particles differ by little more than rounding in `{name_of(collapsed[0], names)}`, as if the "
-            "likelihood had no bound where a scale is zero (give the scale a prior that excludes zero, or use "
-            "intervals for rounded data): "
-            f"{len(reached)} of {chains} chains stopped before beta = 1 (at {min(reached):.3g}), so there is no evidence"
+            f"{why}{spoiled}: {len(reached)} of {chains} chains stopped before beta = 1 (at {min(reached):.3g}), so there is "
+            "no evidence"
         )
     if finished:
         left = f"{chains - len(finished)} of {chains} chains stopped before beta = 1 and are left out"
@@ -151,6 +149,21 @@ def split_finished(
         f"{why}all chains stopped before beta = 1 (at {min(reached):.3g}), so the draws are not of the posterior and there "
         "is no evidence: repeat the call with enough time (a checkpoint continues the run)"
     )
+
+
+def _spoiled_by_rounding(runs: Sequence[SMCResult], names: Sequence[str]) -> str:
+    """Return where rounding errors ended a run, or an empty string."""
+    for run in runs:
+        if run.complete:
+            continue
+        if (at := collapsed_at(run.x)) is not None:
+            return (
+                f"particles differ by little more than rounding in `{name_of(at, names)}`, as if the likelihood had no bound "
+                "where a scale is zero (give the scale a prior that excludes zero, or use intervals for rounded data)"
+            )
+        if run.ended.startswith(NOISE):
+            return run.ended
+    return ""
 
 
 def distrust(figures: Figures, len_chain: int | None = None, names: Sequence[str] = ()) -> list[str]:

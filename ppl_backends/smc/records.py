@@ -15,7 +15,6 @@ from ppl_backends.smc.moves import MoveSummary, PlannedMoves
 from ppl_backends.targets.protocol import Array
 
 _VISITED, _VISITED_FIRST = 32, 256  # particles kept of every stage, and of the start, which is the widest
-_FEWEST_APART = 1000  # representable numbers in a standard deviation of the particles
 
 
 @dataclass(frozen=True)
@@ -195,15 +194,3 @@ class SMCResult(SMCState):
     def scale(self) -> float:
         """Return the step size of the last moves."""
         return next(stage.moves.scale for stage in reversed(self.stages) if stage.moves is not None)
-
-
-def collapsed_at(x: Array) -> int | None:
-    """Return a coordinate in which particles ``(n, dim)`` differ by little more than rounding, or None.
-
-    A likelihood without bound, such as that of equal data as their scale goes to zero, draws all particles to one point
-    at powers of it that have no integral. Differences of log densities are rounding errors there, and a ladder has no end.
-    """
-    spread, largest = x.std(axis=0), np.abs(x).max(axis=0).astype(np.float64)  # x is boolean in a search of models
-    copies = (x == x[0]).all(axis=0)  # their standard deviation may be above zero by rounding
-    near = np.flatnonzero(~copies & (spread < _FEWEST_APART * np.spacing(largest)))
-    return int(near[0]) if len(near) else None

@@ -28,7 +28,8 @@ from ppl_backends.smc.health import agrees, may_replace
 from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSettings, Pilot, Planned, UntilMixed, WasteFree, stay
 from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
-from ppl_backends.smc.records import Ladder, Plan, SMCResult, Visited, WeightedPoints, collapsed_at, stage_figures
+from ppl_backends.smc.records import Ladder, Plan, SMCResult, Visited, WeightedPoints, stage_figures
+from ppl_backends.smc.rounding import collapsed_at, noise_at
 from ppl_backends.smc.schedule import RESAMPLE_BELOW, Resampling, Schedule
 from ppl_backends.smc.start import StartFigures, cauchy_around, check_proper, start_inside
 from ppl_backends.targets.protocol import BaseTarget
@@ -91,7 +92,7 @@ def run_tempering(
     run = store.load() if store else None
     if run is None:
         run = _begin(path, kernel, n, rng, how)
-    watch = Watcher(run, how.max_time, report, store)
+    watch = Watcher(run, how.max_time, report, store, None if path.target.is_estimated else path)
     while True:
         run, ended = run_smc(run, path, _parts(run, path, kernel, n, how), watch)
         plan = run.records.get("plan")
@@ -159,7 +160,7 @@ def _is_enough(run: SMCState, path: TemperingPath, schedule: Schedule) -> bool:
 
 
 class Watcher:
-    """Watch a run: its time, its number of stages, and its observers."""
+    """Watch a run: its time, its number of stages, its rounding errors along a ``path``, and its observers."""
 
     def __init__(
         self,
@@ -167,7 +168,9 @@ class Watcher:
         max_time: float | None,
         report: Callable[[SMCState], None] | None = None,
         store: ChainStore | None = None,
+        path: TemperingPath | None = None,
     ) -> None:
+        self._path = path
         self._start, self._already = time.perf_counter(), len(run.stages)
         self._most, self._report, self._store = max_time, report, store
 
@@ -181,8 +184,20 @@ class Watcher:
             return "out of temperatures"
         if collapsed_at(run.population.x) is not None:
             return "collapsed"
+        if noise := self._noise(run):
+            return noise
         late = self._most is not None and time.perf_counter() - self._start > self._most
         return "out of time" if late and len(run.stages) > self._already else ""
+
+    def _noise(self, run: SMCState) -> str:
+        """Return where the log density of the last temperature is rounding error, if it is."""
+        path = self._path
+        if path is None or not run.stages:
+            return ""
+        increment, beta = path.ahead(run.population)
+        return noise_at(
+            lambda x: path.evaluate(x, beta, False).log_density, run.population.x, increment, path.target.names
+        )
 
     def see(self, run: SMCState) -> None:
         """Save and report a stage."""

@@ -11,6 +11,7 @@ from multiprocessing import get_context
 
 import numpy as np
 import pytest
+from scipy.special import digamma, gammaln
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning, WorkerError
@@ -20,7 +21,8 @@ from ppl_backends.smc import sample
 from ppl_backends.smc.checkpoint import _TYPES
 from ppl_backends.smc.codec import unpack
 from ppl_backends.smc.health import split_finished
-from ppl_backends.smc.records import SMCResult, Stage, collapsed_at
+from ppl_backends.smc.records import SMCResult, Stage
+from ppl_backends.smc.rounding import collapsed_at, noise_at
 from ppl_backends.targets import FunctionTarget
 from tests.toys import conjugate_gaussian
 
@@ -320,6 +322,7 @@ def test_a_chain_that_ends_at_one_point_takes_the_evidence_from_all():
 
     class Run:
         def __init__(self, spread, ended):
+            self.ended = "collapsed" if ended else ""
             self.x, self.complete = 2.0 + spread * np.random.default_rng(0).standard_normal((50, 1)), not ended
             self.stages = [Stage(0.5 if ended else 1.0, 0.0, 50.0, 0.0, 0.0, 50, None, 0.0)]
 
@@ -334,3 +337,32 @@ def test_boolean_particles_do_not_differ_by_rounding():
     bits = np.random.default_rng(0).random((200, 3)) < 0.5
     assert collapsed_at(bits) is None
     assert collapsed_at(1.0 + 1e-14 * bits) == 0
+
+
+def binomial_rates_of_huge_shapes(n=20, y=3):
+    """Beta-binomial data by log gamma functions of shapes around 1e20, whose differences are rounding errors."""
+
+    def likelihood(x):
+        a, b = np.exp(x).T
+        terms = [gammaln(a + y), gammaln(b + n - y), -gammaln(a + b + n), gammaln(a + b), -gammaln(a), -gammaln(b)]
+        gradient = np.stack([a * (digamma(a + y) - digamma(a)), b * (digamma(b + n - y) - digamma(b))], axis=1)
+        common = digamma(a + b) - digamma(a + b + n)
+        return sum(terms), gradient + np.exp(x) * common[:, None]
+
+    def prior(x):
+        return -0.5 * ((x - 46) ** 2).sum(axis=1) - np.log(2 * np.pi), 46 - x
+
+    return FunctionTarget(2, likelihood, prior, sample_prior=lambda m, rng: 46 + rng.standard_normal((m, 2)))
+
+
+def test_a_run_to_rounding_errors_of_the_density_ends():
+    target = binomial_rates_of_huge_shapes()
+    x = np.random.default_rng(0).standard_normal((100, 2))
+    assert not noise_at(target.log_density, x, target.log_density(x))
+    with pytest.warns(
+        SamplerWarning, match=r"changes by .* between adjacent numbers around `x\[.\]` = 4\d\.?\d? on the"
+    ):
+        idata = pb.sample_smc(target, draws=100, chains=1, max_moves=5, random_seed=1, progressbar=False)
+    posterior = group(idata, "posterior")
+    assert not posterior.attrs["log_evidence_trusted"]
+    assert not posterior.attrs["complete"]
