@@ -124,7 +124,7 @@ class Filter:
                 raise ModelError(f"covariate {name!r} has {len(value)} rows and the data have {len(self.y)}")
         self.missing = np.array(np.isnan(self.y).reshape(len(self.y), -1).all(axis=1))
         self.rows = self._padded_rows()
-        self._indices_checked = False
+        self._checked = False
 
     @property
     def n_rows(self) -> int:
@@ -224,15 +224,18 @@ class Filter:
         with double_precision():
             row_shapes = tuple((name, np.shape(value)) for name, value in self.rows.items())
             shape = _state_shape(self.rule("seeds"), shapes, row_shapes)
-            if not self._indices_checked:
-                self._check_indices(parameters)
+            if not self._checked:
+                self._check(parameters)
         return shape
 
-    def _check_indices(self, parameters: Values) -> None:
-        """Warn where the observation density reads beyond the end of an array, once."""
+    def _check(self, parameters: Values) -> None:
+        """Check once that functions act on each particle alone; warn where a density reads beyond the end of an array."""
+        from ppl_backends.targets.state_space.elementwise import check_elementwise
         from ppl_backends.targets.state_space.indices import index_beyond
 
-        self._indices_checked = True
+        self._checked = True
+        row = min(1, self.n_rows - 1)
+        check_elementwise(self.model, parameters, self.rows, row, self.rule("seeds").proposes)
         where = index_beyond(self.model, parameters, self.rows, self.n_rows)
         if where:
             text = (
