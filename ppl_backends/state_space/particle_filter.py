@@ -261,6 +261,8 @@ def _likelihood(history: History, series: Any, n_particles: int) -> _Likelihood:
     relative = np.exp(log_likelihood - log_mean)
     se = float(relative.std(ddof=1) / np.sqrt(n)) if n > 1 else np.nan
     variance = float(log_likelihood[alive].var(ddof=1)) if alive.sum() > 1 else np.nan
+    if variance > 0:  # of normal logs, as those of long series; the spread of few likelihoods is mostly too small then
+        se = max(se, float(np.sqrt(variance / alive.sum() + variance**2 / (2 * alive.sum() - 2))))
     if variance > MOST_VARIANCE:
         se = np.inf  # the largest of few estimates is most of their mean
         few = variance <= MOST_FACTOR
