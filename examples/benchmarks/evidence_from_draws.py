@@ -88,6 +88,7 @@ def nutpie_draws(target, draws, seed, tune=400):
         [np.dtype("float64")],
         [(target.dim,)],
         ["x"],
+        make_initial_point_fn=lambda seed: _initial_point(target, seed),
     )
     trace = nutpie.sample(compiled, draws=draws, tune=tune, chains=CHAINS, cores=1, seed=seed, progress_bar=False)
     x = group(trace, "posterior")["x"].values
@@ -99,6 +100,12 @@ def nutpie_draws(target, draws, seed, tune=400):
     )
     shaped = {name: value.reshape(*x.shape[:2], *value.shape[1:]) for name, value in values.items()}
     return with_divergences(shaped, group(trace, "sample_stats")["diverging"].values), x
+
+
+def _initial_point(target, seed):
+    """Return a point near the origin where the density is not zero; nutpie ends with an error elsewhere."""
+    x = np.random.default_rng(seed).uniform(-2.0, 2.0, (200, target.dim))
+    return x[np.argmax(np.isfinite(target.log_density(x)))]
 
 
 def with_divergences(values, diverging):
