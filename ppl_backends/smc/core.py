@@ -75,7 +75,8 @@ def _one_step(run: SMCState, path: Path, parts: Parts, schedule: Any) -> SMCStat
     particles = path.extend(kept, stage, run.rng)
 
     # 3. Move
-    moved = parts.move(Resampled(run.population, weights, parents, particles, stage), path, run.tuning, run.rng)
+    resampled = Resampled(run.population, weights, parents, particles, stage, len(run.stages))
+    moved = parts.move(resampled, path, run.tuning, run.rng)
 
     done = replace(
         run,
@@ -141,13 +142,17 @@ class SMCState:
 
 
 class Resampled(NamedTuple):
-    """The ``particles`` to be moved at a stage, their ``parents`` before resampling, and the parents' weights."""
+    """The ``particles`` to be moved at a stage, their ``parents`` before resampling, and the parents' weights.
+
+    ``n_earlier`` is the number of stages before it.
+    """
 
     before: Any
     weights: Array
     parents: Index
     particles: Any
     stage: Any
+    n_earlier: int = 0
 
 
 class Moved(NamedTuple):

@@ -115,12 +115,15 @@ class WasteFree:
     """Start a chain from every particle and keep ``length`` of its states (Dau & Chopin 2022, Algorithm 2).
 
     A chain of that length that has not mixed drops every other state and continues to twice its length, until it has
-    mixed or the next doubling would exceed the largest number.
+    mixed or the next doubling would exceed the largest number. States of the last stage are the result. So chains that have
+    mixed continue there as well if successive states correlate, as long as this adds at most a share ``extra`` of the moves
+    of all earlier stages.
     """
 
     kernel: Kernel
     settings: MoveSettings
     length: int
+    extra: float = 0.0
 
     def __call__(self, drawn: Resampled, path: TemperingPath, tuning: KernelTuning, rng: np.random.Generator) -> Moved:
         """Move the particles, one for every chain."""
@@ -128,14 +131,16 @@ class WasteFree:
         walk = _Walk(drawn, path, self.kernel, coordinates, tuning, rng)
         walk.prepare()
         stride = -(-self.settings.minimum // (self.length - 1))
-        states = [walk.state]
+        affordable = 1.0 + self.extra * drawn.n_earlier if path.is_last(drawn.stage) else 0.0
+        most, states = affordable * stride * (self.length - 1), [walk.state]
         while True:
             walk.move()
             done = len(walk.scales)
             if done % stride == 0:
                 states.append(walk.state)
             if len(states) == self.length:
-                if walk.mixed or 2 * done > self.settings.maximum:
+                enough = walk.mixed and (2 * done > most or walk.lag_correlation**stride < CORRELATION_LEFT)
+                if enough or 2 * done > self.settings.maximum:
                     return walk.result(states)
                 states, stride = states[::2], 2 * stride
 
@@ -282,6 +287,11 @@ class _Walk:
     def mixed(self) -> bool:
         """Return whether a sample of the particles no longer correlates with its positions before the moves."""
         return self.left < max(CORRELATION_LEFT, self.weights.noise)
+
+    @property
+    def lag_correlation(self) -> float:
+        """Return the correlation of positions before and after a move, on average over coordinates and moves."""
+        return max(0.0, 1.0 - 0.5 * float(np.mean(self.jumps)))
 
     def result(self, states: Sequence[PathState] | None = None) -> Moved:
         """Return the current particles; or all ``states`` of the chains, with those of a chain adjacent."""

@@ -38,6 +38,7 @@ _MAX_STAGES = 1000
 _LIGHT_TAIL = 0.5  # Pareto k below which the weights have a finite variance
 _FEWEST = 50  # particles to which the density of a bridge is fitted
 # Of a second run: the relative ESS of a step, the factor for the number of chains, and the least number of states per chain.
+_EXTRA_MOVES = 0.125  # of the last stage, as a share of those of all earlier stages
 _FINER_SHARE, _MORE_CHAINS, _SHORTEST = 0.9, 4, 2
 
 
@@ -133,7 +134,7 @@ def _parts(run: SMCState, path: TemperingPath, kernel: Kernel, n: int, how: Sett
     resample = Resampling(n, RESAMPLE_BELOW if how.schedule.kind == "cess" else np.inf)
     if length is not None:
         resample = Resampling(-(-n // length))
-    moves: Any = UntilMixed(kernel, how.moves) if length is None else WasteFree(kernel, how.moves, length)
+    moves: Any = UntilMixed(kernel, how.moves) if length is None else WasteFree(kernel, how.moves, length, _EXTRA_MOVES)
     if isinstance(plan, Plan) and not plan.pilot:
         schedule, moves = Schedule("fixed", betas=tuple(plan.moves)), Planned(kernel, plan.moves, length or 1)
         enough = None in plan.moves.values()

@@ -30,7 +30,7 @@ def run(known, seed, n=1000, kernel="hmc", **options):
 def test_waste_free_keeps_every_state_of_every_chain():
     done = run(KNOWN["gaussian"], 0, n=600, len_chain=20)
     assert done.x.shape == (600, 5)
-    assert done.stages[-1].moves.n_moves == 19
+    assert done.stages[0].moves.n_moves == 19
     chains = done.x.reshape(30, 20, 5)
     assert len(np.unique(chains[:, :, 0])) > 300
     # An ancestor is that of the whole chain.
@@ -118,3 +118,19 @@ def test_variants_by_name(tmp_path):
 def test_bad_variants_are_named(options, message):
     with pytest.raises(ModelError, match=message):
         pb.sample_smc(KNOWN["gaussian"].target, draws=100, chains=1, progressbar=False, **options)
+
+
+def test_states_of_the_last_stage_are_thinned_if_they_correlate_and_the_run_is_long():
+    """They are the result, and their moves are few beside those of the earlier stages. Short trajectories correlate."""
+
+    def last(n_stages, length, most=100):
+        kernel, schedule = make_kernel("hmc"), make_schedule(np.linspace(0, 1, n_stages + 1)[1:], 0.5)
+        kernel.length *= length
+        path, options = PriorPath(KNOWN["gaussian"].target), {"schedule": schedule, "moves": MoveSettings(1, most)}
+        done = run_tempering(path, kernel, 600, np.random.default_rng(1), len_chain=20, **options)
+        assert done.x.shape == (600, 5)
+        return done.stages[-1].moves.n_moves
+
+    assert last(25, 1.0) == last(8, 0.7) == last(25, 0.7, most=20) == 19
+    assert last(9, 0.7) == 2 * 19
+    assert last(25, 0.5) == 4 * 19
