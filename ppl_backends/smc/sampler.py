@@ -37,8 +37,8 @@ from ppl_backends.targets.protocol import BaseTarget
 _MAX_STAGES = 1000
 _LIGHT_TAIL = 0.5  # Pareto k below which the weights have a finite variance
 _FEWEST = 50  # particles to which the density of a bridge is fitted
-# Of a second run: the relative ESS of a step, the factor for the number of chains, and the least number of states per chain.
 _EXTRA_MOVES = 0.125  # of the last stage, as a share of those of all earlier stages
+# Of a second run: the relative ESS of a step, the factor for the number of chains, and the least number of states per chain.
 _FINER_SHARE, _MORE_CHAINS, _SHORTEST = 0.9, 4, 2
 
 
