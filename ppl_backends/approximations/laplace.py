@@ -60,7 +60,8 @@ def fit_laplace(
         Data of a Stan model.
     initvals : array (dim,) or (n_starts, dim), or dict, optional
         Start on the unconstrained space, or in model space as a dict. By default the origin of the unconstrained
-        space, and if that fails eight dispersed points at once.
+        space, and if that fails eight dispersed points at once. These are draws of the prior where the support depends
+        on the data and a model's own starting points are outside of it.
     representation : {"auto", "dense", "diagonal"}
         ``"auto"`` is dense up to 2,000 coordinates and diagonal above. A diagonal Gaussian has the *conditional*
         variances −1 / ∂²ⱼⱼ and no evidence.

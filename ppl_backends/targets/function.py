@@ -19,6 +19,7 @@ from ppl_backends.targets.protocol import (
     sanitize,
     undefined,
 )
+from ppl_backends.targets.starts import uniform_starts
 
 DensityAndGradient = Callable[[Array], tuple[Array, Array]]
 
@@ -111,6 +112,9 @@ class FunctionTarget(BaseTarget):
         if self._sample_prior is None:
             return super().sample_prior(n, rng)
         return prior_draws(self, self._sample_prior(n, rng), n)
+
+    def initial_points(self, n: int, rng: np.random.Generator) -> Array:
+        return uniform_starts(self, n, rng)
 
     def _checked_from_uniform(self, u: Array) -> Array:
         return prior_draws(self, self._from_uniform(u), len(u))

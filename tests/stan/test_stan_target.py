@@ -428,6 +428,17 @@ def test_starts_are_finite(rejecting):
     assert (x[:, 0] > 0).all()
 
 
+def test_starts_may_be_farther_than_those_of_stan():
+    """The support of ``endpoint`` has no point in (-2, 2), where Stan looks for starts."""
+    endpoint = """
+    data { int N; vector[N] y; }
+    parameters { real endpoint; }
+    model { endpoint ~ normal(0, 20); y ~ uniform(0, endpoint); }
+    """
+    target = stan_target(endpoint, {"N": 3, "y": [1.0, 9.5, 8.0]})
+    assert (target.initial_points(4, np.random.default_rng(0)) > 9.5).all()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_stays_flat_where_half_the_points_throw(rejecting):
     def resident():

@@ -304,6 +304,10 @@ def _bases(
             raise ModelError(f"initial has shape {mean.shape}; expected ({target.dim},)")
         found = [Gaussian(mean, np.ones(target.dim))]
     usable = [base for base in (_usable(target, base, rng) for base in found) if base is not None]
+    if not usable and isinstance(start, str):  # the bound of the support cuts off their means
+        points = target.initial_points(PILOT_DRAWS, rng)
+        highest = points[np.argmax(target.log_density(points))]
+        usable = [base for base in [_usable(target, Gaussian(highest, np.ones(target.dim)), rng)] if base is not None]
     if not usable:
         reason = target.explain(found[0].mean) or "give another initial="
         raise ModelError(f"{target.label}: the log density is not finite around the start; {reason}")

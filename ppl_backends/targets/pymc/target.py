@@ -44,8 +44,8 @@ from ppl_backends.targets.pymc.observations import PyMCObservations
 from ppl_backends.targets.pymc.predictive import PyMCPredictive
 from ppl_backends.targets.pymc.prior_terms import PyMCPriorTerms
 from ppl_backends.targets.pymc.priors import PriorSampler
+from ppl_backends.targets.starts import jittered_starts
 
-JITTER_ROUNDS = 12
 ONE_SHAPE = 64  # rows of every block of a target with one compiled shape
 
 
@@ -362,21 +362,9 @@ class PyMCTarget(BaseTarget):
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
         """Return ``n`` dispersed points of finite density ``(n, dim)``: PyMC's initial point, jittered by U(-1, 1).
 
-        Rows of zero density are jittered again, over a range that is halved every other round.
+        If the density is zero at all of them, they are draws of the prior, or distant points, of highest density.
         """
-        start = self._start()
-        x = np.tile(start, (n, 1))
-        wrong = np.ones(n, dtype=bool)
-        for round_ in range(JITTER_ROUNDS):
-            x[wrong] = start + 0.5 ** (round_ // 2) * rng.uniform(-1.0, 1.0, size=(int(wrong.sum()), self.dim))
-            value, gradient = self.log_density_and_gradient(x)
-            wrong = ~np.isfinite(value) | ~np.isfinite(gradient).all(axis=1)
-            if not wrong.any():
-                return x
-        if wrong.all():
-            raise ModelError(f"{self.label}: no starting point has a positive density; {self.explain(start)}")
-        x[wrong] = x[rng.choice(np.flatnonzero(~wrong), size=int(wrong.sum()))]
-        return x
+        return jittered_starts(self, self._start(), n, rng)
 
     def _start(self) -> Array:
         """Return PyMC's initial point, ravelled."""

@@ -32,8 +32,8 @@ from ppl_backends.targets.stan.split.propriety import Propriety
 from ppl_backends.targets.stan.split.routes import Split
 from ppl_backends.targets.stan.split.terms import prior_terms
 from ppl_backends.targets.stan.variables import collect, flatten
+from ppl_backends.targets.starts import uniform_starts
 
-INITIAL_TRIES = 100
 STEP = float(np.finfo(float).eps ** 0.2)  # of the library's differences of gradients, relative to max(1, |x|)
 NO_GROUPS = Groups()
 
@@ -308,15 +308,11 @@ class StanTarget(BaseTarget):
         raise PriorSamplingError(f"{self.label}: Stan gives no independent prior draws; sample target.prior_target()")
 
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
-        """Return ``n`` points uniform on (-2, 2) in every coordinate, as Stan starts, of finite density."""
-        x = rng.uniform(-2.0, 2.0, size=(n, self.dim))
-        for _ in range(INITIAL_TRIES):
-            bad = ~np.isfinite(self.log_density_and_gradient(x)[0])
-            if not bad.any():
-                return x
-            x[bad] = rng.uniform(-2.0, 2.0, size=(int(bad.sum()), self.dim))
-        reason = self.explain(x[bad][0])
-        raise ModelError(f"{self.label}: no finite log density in {INITIAL_TRIES} random starts; at the last {reason}")
+        """Return ``n`` points uniform on (-2, 2) in every coordinate, as Stan starts, of finite density.
+
+        If the density is zero at all of them, they are distant points of highest density.
+        """
+        return uniform_starts(self, n, rng)
 
     # ------------------------------------------------------------------------------ model space
 
