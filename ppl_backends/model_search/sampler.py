@@ -51,7 +51,7 @@ def run_search(
     run = store.load() if store else None
     if run is None:
         run = begin_search(find_surrogate(space, evidence, rng), space, evidence, n, rng)
-    return finish_search(run, space, evidence, n, Watcher(run, None, report, store))
+    return finish_search(run, space, evidence, n, Watcher(None, report, store))
 
 
 def begin_search(

@@ -40,7 +40,7 @@ def find_surrogate(space: ModelSpace, evidence: Evidence, rng: np.random.Generat
     surrogate = _expanded(laplace, space.columns(np.zeros((MODELS, space.n_candidates), dtype=bool)), rng)
     path = ModelPath(space, surrogate)
     run = begin(path.start(MODELS, rng), rng)
-    run, _ = run_smc(run, path, _PARTS, Watcher(run, None))
+    run, _ = run_smc(run, path, _PARTS, Watcher(None))
     bits, known = run.population.x, []
     for k in range(ROUNDS):
         if k > 0:

@@ -19,7 +19,7 @@ from ppl_backends.orthants.intervals import Array
 from ppl_backends.orthants.moves import Move, move
 from ppl_backends.orthants.ordering import Rectangle
 from ppl_backends.orthants.tilt import PANEL, Tilt, extend
-from ppl_backends.smc.core import Moved, Parts, Resampled, SMCState, Start, Step, begin, run_smc
+from ppl_backends.smc.core import Moved, Parts, Resampled, SMCState, Start, Step, Watch, begin, run_smc
 from ppl_backends.smc.evidence import log_relative
 from ppl_backends.smc.moves import stay
 from ppl_backends.smc.schedule import RESAMPLE_BELOW
@@ -164,7 +164,7 @@ def sequential(
     moves = stay if kernel is None else MoveResampled(kernel)
     run = begin(path.start(n, rng), rng)
     try:
-        run, _ = run_smc(run, path, Parts(schedule, schedule.resample, moves, _resampled), _NOBODY)
+        run, _ = run_smc(run, path, Parts(schedule, schedule.resample, moves, _resampled), Watch())
     except NoneInside:
         return Particles(run.population.x.T, np.full(n, 1 / n), -np.inf, np.arange(n), ())
     if not path.is_last(run.stage):
@@ -178,17 +178,3 @@ def sequential(
 def _resampled(step: Step) -> int:
     """Return the number of coordinates at which particles were resampled, else 0."""
     return int(step.after.stage) if step.after.weights is None else 0
-
-
-class _Nobody:
-    """An observer that does nothing."""
-
-    def stops(self, run: SMCState) -> str:
-        """Return an empty reason: the run continues."""
-        return ""
-
-    def see(self, run: SMCState) -> None:
-        """Do nothing."""
-
-
-_NOBODY = _Nobody()

@@ -33,14 +33,24 @@ from ppl_backends.smc.evidence import LineageVariance, log_relative
 from ppl_backends.targets.protocol import Array, Index
 
 
+def _never() -> None:
+    """Let a stage go on."""
+
+
+class StageCutOff(Exception):
+    """The end of a run within a stage, which is thrown away; the message is the reason."""
+
+
 def run_smc(run: SMCState, path: Path, parts: Parts, watch: Watch) -> tuple[SMCState, str]:
     """Run to the last stage, or until ``watch`` or Ctrl-C stops the run; return the reason, "" for the last stage."""
     while not path.is_last(run.stage):
         try:
             if reason := watch.stops(run):
                 return run, reason
-            run = smc_step(run, path, parts)
+            run = smc_step(run, path, parts, watch.check)
             watch.see(run)
+        except StageCutOff as cut:
+            return run, str(cut)
         except KeyboardInterrupt:
             if not run.stages:
                 raise
@@ -48,19 +58,19 @@ def run_smc(run: SMCState, path: Path, parts: Parts, watch: Watch) -> tuple[SMCS
     return run, ""
 
 
-def smc_step(run: SMCState, path: Path, parts: Parts) -> SMCState:
+def smc_step(run: SMCState, path: Path, parts: Parts, check: Callable[[], None] = _never) -> SMCState:
     """Make one stage; ``run`` itself stays unchanged, except for its generator.
 
-    If the resulting particles require much shorter steps, the stage is repeated with a shorter step.
+    If the resulting particles require much shorter steps, the stage is repeated with a shorter step. Moves call ``check``.
     """
     schedule = parts.schedule.after(run)
     while schedule is not None:
-        done = _one_step(run, path, parts, schedule)
+        done = _one_step(run, path, parts, schedule, check)
         schedule = schedule.shorter(done, path)
     return done
 
 
-def _one_step(run: SMCState, path: Path, parts: Parts, schedule: Any) -> SMCState:
+def _one_step(run: SMCState, path: Path, parts: Parts, schedule: Any, check: Callable[[], None]) -> SMCState:
     clock, n = time.perf_counter(), len(run.population.x)
 
     # 1. Weight
@@ -75,7 +85,7 @@ def _one_step(run: SMCState, path: Path, parts: Parts, schedule: Any) -> SMCStat
     particles = path.extend(kept, stage, run.rng)
 
     # 3. Move
-    resampled = Resampled(run.population, weights, parents, particles, stage, len(run.stages))
+    resampled = Resampled(run.population, weights, parents, particles, stage, len(run.stages), check)
     moved = parts.move(resampled, path, run.tuning, run.rng)
 
     done = replace(
@@ -144,7 +154,8 @@ class SMCState:
 class Resampled(NamedTuple):
     """The ``particles`` to be moved at a stage, their ``parents`` before resampling, and the parents' weights.
 
-    ``n_earlier`` is the number of stages before it.
+    ``n_earlier`` is the number of stages before it. Moves call ``check`` before every evaluation; it raises
+    :class:`StageCutOff` where time is up.
     """
 
     before: Any
@@ -153,6 +164,7 @@ class Resampled(NamedTuple):
     particles: Any
     stage: Any
     n_earlier: int = 0
+    check: Callable[[], None] = _never
 
 
 class Moved(NamedTuple):
@@ -204,16 +216,18 @@ class Path(Protocol):
         ...
 
 
-class Watch(Protocol):
-    """Observers of a run between its stages: a clock, a progress bar, a file."""
+class Watch:
+    """Observers of a run: a clock, a progress bar, a file. These do nothing."""
 
     def stops(self, run: SMCState) -> str:
-        """Return why the run stops; empty if it continues."""
-        ...
+        """Return why the run stops between two stages; empty if it continues."""
+        return ""
+
+    def check(self) -> None:
+        """Raise :class:`StageCutOff` if the run is to end within a stage."""
 
     def see(self, run: SMCState) -> None:
         """Record a finished stage."""
-        ...
 
 
 class Parts(NamedTuple):

@@ -151,6 +151,16 @@ def split_finished(
     )
 
 
+def reasons_of_lone_chain(runs: Sequence[SMCResult], chains: int) -> list[str]:
+    """Return a reason if only one of several chains finished: nothing then shows what a chain misses."""
+    if len(runs) > 1 or chains == 1 or not runs[0].complete:
+        return []
+    return [
+        f"only one of {chains} chains finished, so no agreement of chains could be checked: repeat the call with enough time "
+        "(a checkpoint continues the run)"
+    ]
+
+
 def _spoiled_by_rounding(runs: Sequence[SMCResult], names: Sequence[str]) -> str:
     """Return where rounding errors ended a run, or an empty string."""
     for run in runs:

@@ -274,7 +274,7 @@ class _Blocks(Watcher):
     """Stop a run only between blocks of rows."""
 
     def __init__(self, run: SMCState, *others: Any) -> None:
-        super().__init__(run, *others)
+        super().__init__(*others)
         self.whole = run
 
     def stops(self, run: SMCState) -> str:

@@ -232,6 +232,7 @@ class _Walk:
         self.gradients, self.left = 0.0, 1.0
 
     def _evaluate(self, x: Array, rng: np.random.Generator) -> PathState:
+        self.drawn.check()
         found = self.density(x, rng)
         self.outside.see(x, found.log_density)
         end = self.path.end_log_density(found) if self.searched else None

@@ -81,6 +81,7 @@ class RegeneratingMoves:
         metric, labels = cross_fitted_metric(points.x, path.reference, kind=path.metric), modes(points.x)
         left, infos = np.ones(points.x.shape[1]), list[Any]()
         while len(infos) < self.settings.maximum:
+            drawn.check()
             before = points.x
             points, info = move_once(kernel, rng, points, density, tuning.parameters(), metric)
             tuning = tuning.learn(info, first=not infos)

@@ -43,6 +43,7 @@ from ppl_backends.smc.health import (
     figures_of,
     is_too_coarse,
     judge,
+    reasons_of_lone_chain,
     split_finished,
     warn_if_distrusted,
 )
@@ -174,7 +175,8 @@ def sample_smc(
     executor : concurrent.futures.Executor, optional
         Runs the chains elsewhere, e.g. in spawned processes; the result is the same.
     max_time : float, optional
-        Seconds per chain; a chain that exceeds them returns its particles so far, marked incomplete.
+        Seconds per chain. A chain that exceeds them is left out; if no chain finishes, the result has the particles of the
+        last finished temperature, marked incomplete. At least one temperature is finished.
     checkpoint : path, optional
         File that saves the run after every temperature (with one more file per chain beside it). The same call with
         the same file continues an unfinished run, with the result that it would have had.
@@ -253,7 +255,9 @@ def sample_smc(
         settings, generators[:chains], seconds, saved.begin(path) if saved else None
     )
     done = call.judge(figures, made, *of_judge)
-    if not unfinished:
+    if unfinished:
+        done = done.distrusted(reasons_of_lone_chain(done.figures.runs, chains))
+    else:
         done = done.checked_by_others(settings, others, of_judge)
     call, figures, verdict, attrs, made = done
     warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
@@ -419,6 +423,12 @@ class _Outcome(NamedTuple):
             return done.or_along(done.straightened_path, settings, generators[2:], of_judge)
         reasons = [*done.verdict.reasons, *reasons_of_late_change(done.figures.runs)]
         return done._replace(verdict=done.verdict._replace(reasons=reasons))
+
+    def distrusted(self, reasons: Sequence[str]) -> _Outcome:
+        """Return the outcome with further reasons, which no bridge between particles answers."""
+        if not reasons:
+            return self
+        return self._replace(verdict=self.verdict._replace(reasons=[*self.verdict.reasons, *reasons], replaced=""))
 
     def or_along(
         self,

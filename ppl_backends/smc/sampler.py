@@ -22,7 +22,7 @@ from ppl_backends.kernels.tuning import FirstPairs, make_tuning
 from ppl_backends.numerics.weights import NEGLIGIBLE_TAIL, normalised_weights, pareto_k, tail_share
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.checkpoint import ChainStore
-from ppl_backends.smc.core import Parts, SMCState, Start, begin, run_smc
+from ppl_backends.smc.core import Parts, SMCState, StageCutOff, Start, Watch, begin, run_smc
 from ppl_backends.smc.evidence import PathSampling, evidence_of_runs
 from ppl_backends.smc.health import agrees, may_replace
 from ppl_backends.smc.ladder import StageParticles
@@ -35,6 +35,7 @@ from ppl_backends.smc.start import StartFigures, cauchy_around, check_proper, st
 from ppl_backends.targets.protocol import BaseTarget
 
 _MAX_STAGES = 1000
+_OUT_OF_TIME = "out of time"
 _LIGHT_TAIL = 0.5  # Pareto k below which the weights have a finite variance
 _FEWEST = 50  # particles to which the density of a bridge is fitted
 _EXTRA_MOVES = 0.125  # of the last stage, as a share of those of all earlier stages
@@ -46,8 +47,8 @@ class Settings(NamedTuple):
     """Settings of a run; with ``len_chain``, moves are waste-free chains of that many states.
 
     An ``unbiased`` run is made twice, the second time with the decisions of the first: betas and moves then do not
-    depend on the particles, and the evidence (not its log) is unbiased. After ``max_time`` seconds no further stage is
-    started.
+    depend on the particles, and the evidence (not its log) is unbiased. After ``max_time`` seconds the run ends, within a
+    stage too, except in the first that it makes.
     """
 
     schedule: Schedule = Schedule()
@@ -93,7 +94,7 @@ def run_tempering(
     run = store.load() if store else None
     if run is None:
         run = _begin(path, kernel, n, rng, how)
-    watch = Watcher(run, how.max_time, report, store, None if path.target.is_estimated else path)
+    watch = Watcher(how.max_time, report, store, None if path.target.is_estimated else path)
     while True:
         run, ended = run_smc(run, path, _parts(run, path, kernel, n, how), watch)
         plan = run.records.get("plan")
@@ -160,24 +161,26 @@ def _is_enough(run: SMCState, path: TemperingPath, schedule: Schedule) -> bool:
     return pareto_k(log_weights) <= _LIGHT_TAIL or tail_share(log_weights) <= NEGLIGIBLE_TAIL
 
 
-class Watcher:
-    """Watch a run: its time, its number of stages, its rounding errors along a ``path``, and its observers."""
+class Watcher(Watch):
+    """Watch a run: its time, its number of stages, its rounding errors along a ``path``, and its observers.
+
+    Time is never up before one more stage is finished, so that repeated calls with a checkpoint reach the end.
+    """
 
     def __init__(
         self,
-        run: SMCState,
         max_time: float | None,
         report: Callable[[SMCState], None] | None = None,
         store: ChainStore | None = None,
         path: TemperingPath | None = None,
     ) -> None:
         self._path = path
-        self._start, self._already = time.perf_counter(), len(run.stages)
+        self._start, self._has_advanced = time.perf_counter(), False
         self._most, self._report, self._store = max_time, report, store
 
     def restart(self) -> None:
         """Start another run in the remaining time."""
-        self._already = 0
+        self._has_advanced = False
 
     def stops(self, run: SMCState) -> str:
         """Return why the run stops; empty if it continues."""
@@ -187,8 +190,16 @@ class Watcher:
             return "collapsed"
         if noise := self._noise(run):
             return noise
-        late = self._most is not None and time.perf_counter() - self._start > self._most
-        return "out of time" if late and len(run.stages) > self._already else ""
+        return _OUT_OF_TIME if self._is_late else ""
+
+    def check(self) -> None:
+        """End the run within a stage if its time is up."""
+        if self._is_late:
+            raise StageCutOff(_OUT_OF_TIME)
+
+    @property
+    def _is_late(self) -> bool:
+        return self._has_advanced and self._most is not None and time.perf_counter() - self._start > self._most
 
     def _noise(self, run: SMCState) -> str:
         """Return where the log density of the last temperature is rounding error, if it is."""
@@ -202,6 +213,7 @@ class Watcher:
 
     def see(self, run: SMCState) -> None:
         """Save and report a stage."""
+        self._has_advanced = True
         if self._store:
             self._store.save(run)
         if self._report is not None:

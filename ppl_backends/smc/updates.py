@@ -16,7 +16,14 @@ from ppl_backends.kernels.tuning import acceptance_tuning
 from ppl_backends.results.inference_data import as_inference_data, group, group_names, with_states
 from ppl_backends.smc.core import SMCState, Start, begin
 from ppl_backends.smc.evidence import EvidenceEstimate, LineageVariance, combine_evidence
-from ppl_backends.smc.health import Verdict, distrust, figures_of, split_finished, warn_if_distrusted
+from ppl_backends.smc.health import (
+    Verdict,
+    distrust,
+    figures_of,
+    reasons_of_lone_chain,
+    split_finished,
+    warn_if_distrusted,
+)
 from ppl_backends.smc.records import SMCResult, Stage
 from ppl_backends.smc.results import padded, smc_inference_data, with_prior_error
 from ppl_backends.smc.rows import Prequential, RowsPath
@@ -70,6 +77,7 @@ def ibis_inference_data(
     figures = figures_of(runs)
     reasons = distrust(figures, names=path.target.names) + path.reasons(runs)
     reasons += path.causes(runs) if reasons else []
+    reasons += reasons_of_lone_chain(runs, asked[0])
     verdict = Verdict(with_prior_error(figures.evidence, path), "tempering", reasons)
     warn_if_distrusted(unfinished, verdict.reasons)
     idata = smc_inference_data(

@@ -164,7 +164,7 @@ def test_a_poor_surrogate_does_not_show(decided):
     density = np.exp(space.log_prior(bits) + laplace(space.columns(bits), rng))
     evidence = laplace if decided else poor
     begun = [begin_search(poor, space, evidence, 1000, np.random.default_rng([5, seed])) for seed in range(8)]
-    runs = [finish_search(run, space, evidence, 1000, Watcher(run, None)) for run in begun]
+    runs = [finish_search(run, space, evidence, 1000, Watcher(None)) for run in begun]
     inclusion = np.array([run.population.share.mean(axis=0) for run in runs])
     logs = np.array([run.log_evidence for run in runs])
     z = (inclusion.mean(axis=0) - density @ bits / density.sum()) / (inclusion.std(axis=0, ddof=1) / 8**0.5)

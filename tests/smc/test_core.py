@@ -8,7 +8,7 @@ import pytest
 
 from ppl_backends.numerics.population import Population
 from ppl_backends.numerics.weights import systematic_resampling
-from ppl_backends.smc.core import Moved, Parts, Start, begin, run_smc
+from ppl_backends.smc.core import Moved, Parts, Start, Watch, begin, run_smc
 from ppl_backends.smc.evidence import combine_evidence
 from tests.statistics import assert_mean_is, normal_bound
 
@@ -65,14 +65,11 @@ class EqualSteps:
         return None
 
 
-class Forever:
+class Forever(Watch):
     """A run without a limit, which reports its stage."""
 
     def __init__(self):
         self.seen = []
-
-    def stops(self, run):
-        return ""
 
     def see(self, run):
         self.seen.append(run.stage)

@@ -106,6 +106,48 @@ def test_running_out_of_time_and_resuming_gives_the_whole(tmp_path):
     np.testing.assert_array_equal(group(resumed, "ladder")["x"], group(whole, "ladder")["x"])
 
 
+@pytest.mark.parametrize("change", [{"min_moves": 10}, {"draws": 1000, "len_chain": 10}])
+def test_time_runs_out_within_a_stage(tmp_path, change):
+    """The second stage takes no more than one of its slow evaluations."""
+    path, later = tmp_path / "run", []
+
+    def hook(calls):
+        if (tmp_path / "run.chain0").exists():
+            later.append(calls)
+        if len(later) > 8:  # few are made between two stages
+            time.sleep(1.0)
+
+    options = OPTIONS | {"chains": 1} | change
+    with pytest.warns(SamplerWarning, match="stopped before beta = 1"):
+        cut = pb.sample_smc(Hooked(hook), checkpoint=path, max_time=1.0, **options)
+    assert len(later) == 9
+    assert group(cut, "sample_stats").sizes["stage"] == 1
+    whole = pb.sample_smc(Hooked(), **options)
+    np.testing.assert_array_equal(
+        group(cut, "sample_stats")["log_marginal_likelihood"],
+        group(whole, "sample_stats")["log_marginal_likelihood"][:, :1],
+    )
+    same(pb.sample_smc(Hooked(), checkpoint=path, **options), whole)
+
+
+def test_a_chain_that_finished_alone_is_not_trusted(tmp_path):
+    """An evaluation after the first stage of the other two chains takes all their time."""
+    waiting = [tmp_path / "run.chain1", tmp_path / "run.chain2"]
+
+    def hook(calls):
+        if waiting and waiting[0].exists():
+            waiting.pop(0)
+            time.sleep(2.5)
+
+    with pytest.warns(SamplerWarning, match="2 of 3 chains stopped before.*only one of 3 chains finished"):
+        alone = pb.sample_smc(Hooked(hook), checkpoint=tmp_path / "run", max_time=2.0, **OPTIONS)
+    posterior = group(alone, "posterior")
+    assert posterior.sizes["chain"] == 1
+    assert posterior.attrs["log_evidence_trusted"] == 0
+    whole = pb.sample_smc(Hooked(), **OPTIONS)
+    np.testing.assert_array_equal(posterior["x"], group(whole, "posterior")["x"][:1])
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -23,7 +23,7 @@ from ppl_backends.simulators.abc.problem import AbcProblem
 from ppl_backends.simulators.abc.sequential import MOST_STAGES, STALLED, Plan
 from ppl_backends.simulators.abc.stages import Budget
 from ppl_backends.simulators.abc.tolerances import Tolerance, TolerancePath, Tolerances
-from ppl_backends.smc.core import Parts, SMCState, Step, begin, run_smc
+from ppl_backends.smc.core import Parts, SMCState, Step, Watch, begin, run_smc
 from ppl_backends.smc.moves import MoveSettings, UntilMixed, WasteFree
 from ppl_backends.smc.sample import chain_length
 from ppl_backends.smc.schedule import Resampling
@@ -213,7 +213,7 @@ class _Chain:
         return figures
 
 
-class _Watch:
+class _Watch(Watch):
     """End a chain if its budget, its acceptance or its tolerance requires it."""
 
     def __init__(self, run: SMCState, chain: _Chain, report: Callable[[PopulationStage, int], None]) -> None:
