@@ -117,6 +117,7 @@ def advice_for_neck(name: str, shapes_others: bool = True) -> str:
     if shapes_others:
         return f"write the variables that scale with {name} non-centred (standardised, then multiplied by their scale)"
     return (
-        f"no prior depends on {name}, so the model is non-centred there: give {name} and the variables that it is multiplied "
-        "by priors with lighter tails, or write their product as one variable (centred)"
+        f"no prior depends on {name}: if it is a factor, give it and the variables that it is multiplied by priors with "
+        "lighter tails, or write their product as one variable (centred); if it is a scale of observations, give it a prior "
+        "with less mass near zero, or integrate out the variables that these observations determine where it is small"
     )

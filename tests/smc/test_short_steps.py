@@ -84,6 +84,20 @@ def test_advice_is_to_write_a_model_non_centred_only_if_a_prior_depends_on_the_s
     assert prior_depends_on(pb.FunctionTarget(2, likelihood), x, 0)  # the prior is not known
 
 
+def test_advice_for_a_scale_on_which_no_prior_depends_covers_the_noise_of_a_likelihood():
+    """Errors in predictors: y ~ N(b x, s²) with x latent narrows x as s falls, and s multiplies nothing."""
+
+    def likelihood(x):
+        residual = (1.0 - x[:, 1]) * np.exp(-x[:, 0])
+        return -0.5 * residual**2 - x[:, 0], np.stack([residual**2 - 1.0, residual * np.exp(-x[:, 0])], axis=1)
+
+    target = pb.FunctionTarget(
+        2, likelihood, lambda x: (-0.5 * (x**2).sum(axis=1), -x), lambda n, rng: rng.standard_normal((n, 2))
+    )
+    depends = prior_depends_on(target, np.random.default_rng(0).standard_normal((200, 2)), 0)
+    assert "a scale of observations" in advice_for_neck("s", depends)
+
+
 @pytest.mark.parametrize(("least", "goes_in"), [(-1.0, True), (-np.inf, False)])
 def test_a_neck_opposite_to_the_energy_errors_is_found(least, goes_in):
     """Non-centred eight schools, where the data have large scales centred: errors are on that side."""

@@ -234,7 +234,7 @@ def test_simulators_are_refused_by_name():
     with pm.Model() as model:
         mu = pm.Normal("mu")
         pm.Simulator("y", lambda rng, mu, size: rng.normal(mu, size=size), mu, observed=np.zeros(3))
-    with pytest.raises(ModelError, match=r"'y' is a pm.Simulator"):
+    with pytest.raises(ModelError, match=r"'y' is a pm.Simulator, which has no log density: use sample_abc"):
         PyMCTarget(model)
 
 

@@ -165,7 +165,7 @@ def check_model(model: pm.Model, intractable: bool = False) -> None:
         if isinstance(op, MinibatchRandomVariable):
             raise ModelError(f"variable '{rv.name}' has total_size: minibatches are refused, pass the full data")
         if isinstance(op, SimulatorRV):
-            raise ModelError(f"variable '{rv.name}' is a pm.Simulator: it has no log density to evaluate")
+            raise ModelError(f"variable '{rv.name}' is a pm.Simulator, which has no log density: use sample_abc")
         above = ancestors([rv, model.rvs_to_values.get(rv, rv)])
         if any(v.owner is not None and isinstance(v.owner.op, MinibatchOp) for v in above):
             raise ModelError(f"variable '{rv.name}' depends on pm.Minibatch: pass the full data")
