@@ -306,6 +306,8 @@ def _check_positions(name: str, args: tuple[Any, ...], by_position: list[str], p
         written = f"option={shown(args[first])}, where option is one of {', '.join(by_name)}"
         if is_integer[first] and "draws" in by_name:
             written = f"draws={args[first]}"
+        elif isinstance(args[first], Mapping) and "data" in by_name:
+            written = f"data={shown(args[first])}"
         raise ModelError(f"{name}() takes options by name, not by position: write {written}")
     if by_position and by_position[0] == "model" and args and is_integer[0]:
         habit = f"{name}(model, draws={args[0]})" if "draws" in parameters else f"{name}(model)"

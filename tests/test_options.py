@@ -194,6 +194,8 @@ def test_the_habits_of_pymc_are_named():
         pb.fit_laplace(5)
     with pytest.raises(ModelError, match=r"^sample_smc\(\) takes options by name, not by position: write draws=1000$"):
         pb.sample_smc(target, 1000)
+    with pytest.raises(ModelError, match=r"not by position: write data=\{'N': 3\}$"):
+        pb.sample_smc("model.stan", {"N": 3})
     with pytest.raises(ModelError, match=r"^select_variables\(\) takes data by name, not by position: write select_v"):
         pb.select_variables(np.zeros((20, 2)), np.zeros(20))
     with pytest.raises(TypeError, match=r"has no option 'draws'; it has prior_probabilities, executor, random_seed$"):

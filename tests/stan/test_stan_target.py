@@ -242,6 +242,10 @@ def _cmdstan_model(folder):
         ({"y": [0, 1]}, r"data variable 'y' has shape \(2\); the program \(line \d+\) declares \(60\)"),
         ({"y": [2] * 60}, r"y\[1\] is 2, but must be less than or equal to 1"),
         ({"y": [0.5] * 60}, r"'y' \(line \d+\) is declared int, and has values that are not integers"),
+        ({"y": [0.0, 1.0] * 30}, r"'y' \(line \d+\) is declared int, and its values are integers of a type for reals"),
+        ({"y": [0.0, np.nan] * 30}, r"'y' \(line \d+\) is declared int, and contains NaN; Stan has no missing values"),
+        ({"y": (0, 1) * 30}, r"'y' \(line \d+\) is no tuple in the program; pass a list"),
+        ({3: 1.0}, "data= has the key 3: expected the names of data variables"),
         ({"X": [[1.0], [2.0, 3.0]]}, "'X' is not a rectangular array"),
         ({"y": [1, None] * 30}, "'y' contains None; Stan has no missing values"),
         ({"y": {"a": 1}}, "'y' is not a rectangular array"),
@@ -498,6 +502,23 @@ def test_draws_of_unit_vectors_determine_the_evidence():
     exact = sum(np.log(4 * np.pi * np.sinh(k) / k) for k in (4.0, 2.0)) + np.log(np.pi / 2)  # Stan's radii: √(π/2)
     assert found.trusted
     assert abs(found.log_evidence - exact) < 5 * found.log_evidence_se
+
+
+@pytest.mark.parametrize("digits", [6, 8])
+def test_draws_with_the_digits_of_cmdstans_files(digits):
+    """Rounded simplexes and unit vectors do not sum to one to 1e-8, which Stan requires."""
+    target = as_target("""
+    parameters { array[2] simplex[3] s; simplex[2] p; unit_vector[3] u; real<lower=0> z; }
+    model { z ~ exponential(1); }
+    """)
+    x = np.random.default_rng(1).normal(size=(200, target.dim))
+    values = {name: target.constrain(x)[name] for name in target.parameter_names}
+    rounded = {name: np.vectorize(lambda v: float(f"{v:.{digits}g}"))(each) for name, each in values.items()}
+    again = target.constrain(target.unconstrain(rounded))
+    for name, each in values.items():
+        np.testing.assert_allclose(again[name], each, rtol=10.0 ** (1 - digits), atol=3 * 10.0**-digits)
+    with pytest.raises(ModelError, match="200 of 200 points cannot be unconstrained"):
+        target.unconstrain({**values, "p": values["p"] + 1e-4})
 
 
 def test_names_of_coordinates_are_those_of_the_elements_that_they_determine():

@@ -24,6 +24,9 @@ def read_data(data: Any) -> dict[str, Any]:
     if data is None:
         return {}
     if isinstance(data, Mapping):
+        for name in data:
+            if not isinstance(name, str):
+                raise ModelError(f"data= has the key {name!r}: expected the names of data variables, which are str")
         return dict(data)
     if not isinstance(data, str | os.PathLike):
         raise ModelError(f"data={type(data).__name__}: expected a dict, a path to a JSON file, or JSON text")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, sanitize
-from ppl_backends.targets.stan.data import PackedData, pack, to_arrays, to_json
+from ppl_backends.targets.stan.data import MISSING, PackedData, pack, to_arrays, to_json
 from ppl_backends.targets.stan.variables import Variable, parse_names
 
 logger = logging.getLogger("ppl_backends.stan")
@@ -114,7 +114,7 @@ class CompiledModel:
         """Return the model on data passed as JSON."""
         error = c_void_p()
         handle = library.bs_model_construct(to_json(data).encode(), SEED, byref(error))
-        return cls(library, _constructed(library, handle, error, label), label)
+        return cls(library, _constructed(library, handle, error, label, to_arrays(data)), label)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -279,7 +279,7 @@ class RowData:
         count: str = "",
         row_axes: Mapping[str, int] | None = None,
     ) -> None:
-        self._library, self.label = library, label
+        self._library, self.label, self._arrays = library, label, arrays
         packed: PackedData = pack(arrays, row_axes)
         names = (c_char_p * max(1, len(packed.names)))(*packed.names)
         buffers = [_address(buffer) for buffer in packed[3:]]
@@ -287,7 +287,7 @@ class RowData:
         handle = library.pb_data_construct(
             packed.n_reals, packed.n_integers, names, *buffers, count.encode(), byref(error)
         )
-        self._handle = _constructed(library, handle, error, label)
+        self._handle = _constructed(library, handle, error, label, arrays)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -303,7 +303,8 @@ class RowData:
         handle = self._library.pb_model_construct(self._handle, address, n_rows, SEED, byref(error), byref(printed))
         if printed.value:
             _log_prints(self._library, printed.value, self.label)
-        return BatchedModel(self._library, _constructed(self._library, handle, error, self.label), self.label)
+        made = _constructed(self._library, handle, error, self.label, self._arrays)
+        return BatchedModel(self._library, made, self.label)
 
     def evaluate_sets(
         self,
@@ -364,23 +365,36 @@ def _log_prints(library: ctypes.CDLL, printed: int, label: str) -> None:
     logger.info("%s prints: %s", label, _take(library, printed).rstrip())
 
 
-def _constructed(library: ctypes.CDLL, handle: int | None, error: c_void_p, label: str) -> int:
+def _constructed(
+    library: ctypes.CDLL, handle: int | None, error: c_void_p, label: str, arrays: Mapping[str, NDArray[Any]]
+) -> int:
     """Return the handle of a new object; raise Stan's error about its data otherwise."""
     if handle:
         return handle
     message = _take(library, error.value) if error.value else "the model could not be constructed"
-    raise ModelError(f"{label}: {_about_data(message)}")
+    raise ModelError(f"{label}: {_about_data(message, arrays)}")
 
 
-def _about_data(message: str) -> str:
+def _about_data(message: str, arrays: Mapping[str, NDArray[Any]]) -> str:
     """Return Stan's error about a data variable in the user's terms, with what to do; any other as it is."""
-    name, line = (re.search(pattern, message) for pattern in (r"variable name=(\w+)", r", line (\d+)"))
+    name, line = (re.search(pattern, message) for pattern in (r"variable name=(\w+(?:\.\d+)*)", r", line (\d+)"))
     where = f" (line {line[1]})" if line else ""
     if name and "variable does not exist" in message:
+        if f"{name[1]}.1" in arrays:
+            return f"data variable '{name[1]}'{where} is no tuple in the program; pass a list or an array"
         return f"the data variable '{name[1]}'{where} is missing; pass it in data="
     shapes = re.search(r"dims declared=(\(.*?\)); dims found=(\(.*?\))", message)
     if name and shapes:
         return f"data variable '{name[1]}' has shape {shapes[2]}; the program{where} declares {shapes[1]}"
     if name and "non-int values" in message:
-        return f"data variable '{name[1]}'{where} is declared int, and has values that are not integers"
+        return f"data variable '{name[1]}'{where} is declared int, and {_no_integers(arrays[name[1]])}"
     return message
+
+
+def _no_integers(array: NDArray[Any]) -> str:
+    """Return why the data of a variable are no integers, and what to do."""
+    if np.isnan(array).any():
+        return f"contains NaN; {MISSING}"
+    if (array == np.round(array)).all():
+        return "its values are integers of a type for reals; pass them as int, such as y.astype(int)"
+    return "has values that are not integers"

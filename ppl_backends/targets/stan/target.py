@@ -23,6 +23,7 @@ from ppl_backends.targets.stan.compiled import LOG_LIK, CompiledProgram
 from ppl_backends.targets.stan.data import missing_values, read_data, to_arrays
 from ppl_backends.targets.stan.directions import unit_vectors, with_lengths
 from ppl_backends.targets.stan.factors import StanFactors, find_factors
+from ppl_backends.targets.stan.few_digits import UnitSums, unit_sums, with_unit_sums
 from ppl_backends.targets.stan.groups import Groups
 from ppl_backends.targets.stan.library import BatchedModel, CompiledModel
 from ppl_backends.targets.stan.observations import PointwiseObservations, RowObservations
@@ -361,8 +362,12 @@ class StanTarget(BaseTarget):
 
     def unconstrain(self, values: Mapping[str, Any]) -> Array:
         """Return points on the unconstrained space; the lengths of unit vectors there follow Stan's density of them."""
-        x = self._model.unconstrain(flatten(values, self._model.parameters), self.cores)
-        return with_lengths(x, self._unit_vectors)
+        flat = with_unit_sums(flatten(values, self._model.parameters), self._unit_sums)
+        return with_lengths(self._model.unconstrain(flat, self.cores), self._unit_vectors)
+
+    @cached_property
+    def _unit_sums(self) -> list[UnitSums]:
+        return unit_sums(self._model)
 
     @cached_property
     def _unit_vectors(self) -> list[Index]:
