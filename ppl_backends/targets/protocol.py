@@ -114,6 +114,12 @@ def named_point(target: BaseTarget, values: Mapping[str, Any], argument: str) ->
         raise ModelError(f"{argument}: the value of {error} is missing") from None
     except (TypeError, ValueError) as error:
         raise error if isinstance(error, ModelError) else ModelError(f"{argument}: {error}") from None
+    lost = np.flatnonzero(~np.isfinite(x[0]))
+    if lost.size:
+        raise ModelError(
+            f"{argument}: {target.names[lost[0]]} is {x[0, lost[0]]} on the unconstrained scale: give a number inside of its "
+            "bounds"
+        )
     known = target.constrain(x)
     unknown = [name for name in values if name not in known]
     if unknown:

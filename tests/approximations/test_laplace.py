@@ -271,3 +271,9 @@ def test_bad_input():
         quiet(log_gamma_target(), max_iterations=0)
     with pytest.raises(ModelError, match="expected \\(n_points, 1\\)"):
         quiet(log_gamma_target(), initvals=[1.0, 2.0])
+
+
+def test_initvals_that_are_no_numbers_are_refused():
+    target = FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(axis=1), -x))
+    with pytest.raises(ModelError, match=r"^initvals: x\[1\] is nan on the unconstrained scale: give a number inside"):
+        fit_laplace(target, initvals={"x": [0.0, np.nan]}, progressbar=False)
