@@ -1,5 +1,7 @@
 """Evidences of single models against integrals, least squares and each other."""
 
+import time
+
 import numpy as np
 import pytest
 from scipy.integrate import quad
@@ -12,6 +14,7 @@ from ppl_backends.model_search.evidences.ep import EPEvidence
 from ppl_backends.model_search.evidences.gaussian import GaussianEvidence
 from ppl_backends.model_search.evidences.laplace import ImportanceEvidence, LaplaceEvidence
 from ppl_backends.model_search.evidences.linear import LinearEvidence
+from ppl_backends.model_search.evidences.walk_kernels import walk
 from ppl_backends.model_search.forms import design_form
 from ppl_backends.model_search.space import make_space
 from ppl_backends.model_search.switched import switched
@@ -74,6 +77,25 @@ def test_a_model_whose_columns_are_dependent_has_no_evidence():
     found = LinearEvidence(twice, NOISY, "g").compute(on, rng(0))
     assert np.isfinite(found[0])
     assert found[1] == -np.inf
+
+
+def test_steps_at_the_largest_models_cost_as_much_as_elsewhere():
+    """With n − 1 columns every further one is dependent; that takes no new table of all neighbours."""
+    n, p = 60, 120
+    design = rng(0).standard_normal((n, p))
+    form = LinearEvidence(design, design[:, :3].sum(axis=1) + rng(1).standard_normal(n), "g").form
+
+    def seconds(size):
+        likely, taken = -10.0 * np.abs(np.arange(p + 1) - size), []
+        for _ in range(4):  # the first may compile
+            on, share = np.tile(np.arange(p) < size, (10, 1)), np.zeros((10, p))
+            clock = time.process_time()
+            walk(form, np.arange(p), on, share, 2000, 0.01, likely, rng(2))
+            taken.append(time.process_time() - clock)
+        assert on.sum(axis=1).max() <= n - 1
+        return min(taken[1:])
+
+    assert seconds(n - 1) < 3 * seconds(n - 11)
 
 
 def test_draws_of_a_linear_model_have_the_moments_of_its_posterior():

@@ -163,6 +163,7 @@ def walk(form, members, on, share, n_steps, beta, log_prior, rng):
     ``share`` ``(models, p)`` the share of the steps during which each column was on.
     """
     p, m, constants = len(form.right), len(members), form.constants
+    most = p if form.hyper < 0.0 else int(form.n) - 1  # columns of a linear model, beyond which they are dependent
     since = np.empty(p)  # the step of a column's last change
     width = (p // BLOCK + 1) * BLOCK
     table, column = np.zeros((p + 1, width)), np.zeros(width)
@@ -186,7 +187,9 @@ def walk(form, members, on, share, n_steps, beta, log_prior, rng):
                 if state[i] == state[j]:
                     continue
                 i, j = (i, j) if state[i] else (j, i)
-            left, pivot, growth = _after(table, i, j)
+            left, pivot, growth = np.nan, 1.0, 0.0
+            if total + change <= most:
+                left, pivot, growth = _after(table, i, j)
             if error > LARGE * pivot and error > 2.0 * least:
                 error, added = _swept(form, state, table, column)
                 least = error
