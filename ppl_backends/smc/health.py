@@ -32,7 +32,7 @@ from ppl_backends.smc.evidence import (
 from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.smc.necks import ShortSteps, reasons_of_neck
 from ppl_backends.smc.records import SMCResult
-from ppl_backends.smc.rounding import NOISE, collapsed_at
+from ppl_backends.smc.rounding import RoundingEnd
 from ppl_backends.targets.protocol import Array, Index
 
 MEMORY_LEFT = 0.15  # correlation with the particles before the moves, above which a stage did not mix
@@ -128,16 +128,15 @@ def is_too_coarse(figures: Figures) -> bool:
     return figures.evidence.runs_disagree or few or bool(figures.disagreement) or figures.heavy > 0
 
 
-def split_finished(
-    runs: Sequence[SMCResult], chains: int, interrupted: bool, names: Sequence[str] = ()
-) -> tuple[list[SMCResult], str]:
+def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) -> tuple[list[SMCResult], str]:
     """Return the runs to keep, those at β = 1 or else all, and a text about the others."""
     finished = [run for run in runs if run.complete]
     if len(finished) == chains:
         return finished, ""
     reached = [run.stages[-1].beta for run in runs if not run.complete]
     why = "interrupted: " if interrupted else ""
-    if spoiled := _spoiled_by_rounding(runs, names):  # the other chains may only have missed that point
+    spoiled = next((run.ended for run in runs if isinstance(run.ended, RoundingEnd)), "")
+    if spoiled:  # the other chains may only have missed that point
         return [run for run in runs if not run.complete], (
             f"{why}{spoiled}: {len(reached)} of {chains} chains stopped before beta = 1 (at {min(reached):.3g}), so there is "
             "no evidence"
@@ -159,21 +158,6 @@ def reasons_of_lone_chain(runs: Sequence[SMCResult], chains: int) -> list[str]:
         f"only one of {chains} chains finished, so no agreement of chains could be checked: repeat the call with enough time "
         "(a checkpoint continues the run)"
     ]
-
-
-def _spoiled_by_rounding(runs: Sequence[SMCResult], names: Sequence[str]) -> str:
-    """Return where rounding errors ended a run, or an empty string."""
-    for run in runs:
-        if run.complete:
-            continue
-        if (at := collapsed_at(run.x)) is not None:
-            return (
-                f"particles differ by little more than rounding in `{name_of(at, names)}`, as if the likelihood had no bound "
-                "where a scale is zero (give the scale a prior that excludes zero, or use intervals for rounded data)"
-            )
-        if run.ended.startswith(NOISE):
-            return run.ended
-    return ""
 
 
 def distrust(figures: Figures, len_chain: int | None = None, names: Sequence[str] = ()) -> list[str]:

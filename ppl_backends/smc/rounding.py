@@ -14,7 +14,23 @@ _FEWEST_APART = 1000
 # Particles that are compared with adjacent numbers, and the change of the log density that is an error. A density with such
 # a slope would be constant only over 1e-16 of a coordinate.
 _COMPARED, _ERROR = 16, 1.0
-NOISE = "the log density changes by"
+
+
+class RoundingEnd(str):
+    """The reason for the end of a run at particles where the log density is little more than rounding error."""
+
+    __slots__ = ()
+
+
+def collapse(x: Array, names: Sequence[str] = ()) -> str:
+    """Return where particles differ by little more than rounding; empty if nowhere."""
+    at = collapsed_at(x)
+    if at is None:
+        return ""
+    return RoundingEnd(
+        f"particles differ by little more than rounding in `{name_of(at, names)}`, as if the likelihood had no bound where a "
+        "scale is zero (give the scale a prior that excludes zero, or use intervals for rounded data)"
+    )
 
 
 def collapsed_at(x: Array) -> int | None:
@@ -49,8 +65,8 @@ def noise_at(log_density: Callable[[Array], Array], x: Array, increment: Array, 
         return ""
     alone = [change(np.where(np.arange(x.shape[1]) == j, beside, rows)) for j in range(x.shape[1])]
     worst = int(np.argmax(alone))
-    return (
-        f"{NOISE} {largest:.2g} between adjacent numbers around `{name_of(worst, names)}` = "
+    return RoundingEnd(
+        f"the log density changes by {largest:.2g} between adjacent numbers around `{name_of(worst, names)}` = "
         f"{np.median(rows[:, worst]):.3g} on the unconstrained scale, so it is rounding error there (bound the parameter, or "
         "give it a prior with lighter tails)"
     )

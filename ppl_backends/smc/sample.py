@@ -301,7 +301,7 @@ class _Call(NamedTuple):
     ) -> tuple[Figures, Settings, str]:
         """Run all chains; run them once more with finer steps if the first run was too coarse and there are generators."""
         found, interrupted = self._run(settings, generators, checkpoint)
-        runs, unfinished = split_finished(found, len(generators), interrupted, self.path.target.names)
+        runs, unfinished = split_finished(found, len(generators), interrupted)
         figures = figures_of(runs)
         if not again or unfinished or not is_too_coarse(figures):
             return figures, settings, unfinished

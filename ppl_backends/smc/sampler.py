@@ -29,7 +29,7 @@ from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSettings, Pilot, Planned, UntilMixed, WasteFree, stay
 from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
 from ppl_backends.smc.records import Ladder, Plan, SMCResult, Visited, WeightedPoints, stage_figures
-from ppl_backends.smc.rounding import collapsed_at, noise_at
+from ppl_backends.smc.rounding import collapse, noise_at
 from ppl_backends.smc.schedule import RESAMPLE_BELOW, Resampling, Schedule
 from ppl_backends.smc.start import StartFigures, cauchy_around, check_proper, start_inside
 from ppl_backends.targets.protocol import BaseTarget
@@ -94,7 +94,7 @@ def run_tempering(
     run = store.load() if store else None
     if run is None:
         run = _begin(path, kernel, n, rng, how)
-    watch = Watcher(how.max_time, report, store, None if path.target.is_estimated else path)
+    watch = Watcher(how.max_time, report, store, path)
     while True:
         run, ended = run_smc(run, path, _parts(run, path, kernel, n, how), watch)
         plan = run.records.get("plan")
@@ -186,10 +186,9 @@ class Watcher(Watch):
         """Return why the run stops; empty if it continues."""
         if len(run.stages) >= _MAX_STAGES:
             return "out of temperatures"
-        if collapsed_at(run.population.x) is not None:
-            return "collapsed"
-        if noise := self._noise(run):
-            return noise
+        names = () if self._path is None else self._path.target.names
+        if spoiled := collapse(run.population.x, names) or self._noise(run):
+            return spoiled
         return _OUT_OF_TIME if self._is_late else ""
 
     def check(self) -> None:
@@ -204,7 +203,7 @@ class Watcher(Watch):
     def _noise(self, run: SMCState) -> str:
         """Return where the log density of the last temperature is rounding error, if it is."""
         path = self._path
-        if path is None or not run.stages:
+        if path is None or path.target.is_estimated or not run.stages:
             return ""
         increment, beta = path.ahead(run.population)
         return noise_at(

@@ -16,13 +16,14 @@ from scipy.special import digamma, gammaln
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning, WorkerError
 from ppl_backends.files import write_atomically
+from ppl_backends.numerics.population import Population
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc import sample
 from ppl_backends.smc.checkpoint import _TYPES
 from ppl_backends.smc.codec import unpack
 from ppl_backends.smc.health import split_finished
 from ppl_backends.smc.records import SMCResult, Stage
-from ppl_backends.smc.rounding import collapsed_at, noise_at
+from ppl_backends.smc.rounding import RoundingEnd, collapse, collapsed_at, noise_at
 from ppl_backends.targets import FunctionTarget
 from tests.toys import conjugate_gaussian
 
@@ -362,17 +363,20 @@ def test_particles_that_differ_by_rounding_end_the_run():
 def test_a_chain_that_ends_at_one_point_takes_the_evidence_from_all():
     """The chains that do not reach the point are no better."""
 
-    class Run:
-        def __init__(self, spread, ended):
-            self.ended = "collapsed" if ended else ""
-            self.x, self.complete = 2.0 + spread * np.random.default_rng(0).standard_normal((50, 1)), not ended
-            self.stages = [Stage(0.5 if ended else 1.0, 0.0, 50.0, 0.0, 0.0, 50, None, 0.0)]
+    at_one_point = 2.0 + 1e-14 * np.random.default_rng(0).standard_normal((50, 1))
+    stage = Stage(0.5, 0.0, 50.0, 0.0, 0.0, 50, None, 0.0)
 
-    whole, ended = Run(0.1, False), Run(1e-14, True)
-    kept, said = split_finished([whole, ended], 2, False, ["mu"])
-    assert kept == [ended]
+    def run(ended):
+        return SMCResult(Population(at_one_point), None, None, 0.0, stages=(stage,), ended=ended)
+
+    whole, spoiled, late = run(""), run(collapse(at_one_point, ["mu"])), run("out of time")
+    kept, said = split_finished([whole, spoiled], 2, False)
+    assert kept == [spoiled]
     assert "in `mu`" in said
     assert "1 of 2 chains stopped before beta = 1 (at 0.5), so there is no evidence" in said
+    noisy = run(pickle.loads(pickle.dumps(RoundingEnd("differences are errors"))))
+    assert split_finished([whole, noisy], 2, False)[1].startswith("differences are errors: 1 of 2 chains")
+    assert split_finished([whole, late], 2, False)[0] == [whole]
 
 
 def test_boolean_particles_do_not_differ_by_rounding():
