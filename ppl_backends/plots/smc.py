@@ -30,6 +30,7 @@ _ALONG_ROWS = {
     "scale": ("n_particles", ("size of the filters, N_x", "particles")),
 }
 _MOST_LABELS = 8  # chains that a legend names
+_ABOVE = 0.55  # of the height of the evidences, added above them for their legend
 
 
 @checked(idata=inference_data("posterior", "sample_stats"))
@@ -113,8 +114,9 @@ def _evidences(axis: Any, idata: Any) -> None:
         low, high = attrs["log_evidence"] - half, attrs["log_evidence"] + half
         axis.axhspan(low, high, color="0.85", zorder=0, label=label)
         axis.axhline(attrs["log_evidence"], color="0.5", linewidth=1, zorder=0)
-        axis.margins(y=0.35)
-        axis.legend(title="95 % intervals", fontsize="small", ncols=2)
+        low, high = axis.get_ylim()
+        axis.set_ylim(low, high + _ABOVE * (high - low))
+        axis.legend(title="95 % intervals", fontsize="small", ncols=2, loc="upper center")
     title = "log evidence" if attrs.get("log_evidence_trusted", 1) else "log evidence, not trusted"
     axis.set(title=title, xlabel="chain", ylabel="nats", xticks=chains)
     axis.ticklabel_format(axis="y", useOffset=False)

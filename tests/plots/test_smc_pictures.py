@@ -41,6 +41,17 @@ def test_band_of_the_evidence_is_its_interval(run):
     assert (high - low) / 2 > 1.9 * attrs["log_evidence_se"]
 
 
+@pytest.mark.parametrize("chains", [2, 9])
+def test_legend_covers_no_interval(chains):
+    wide = pb.sample_smc(conjugate_gaussian().target, draws=300, chains=chains, random_seed=3, progressbar=False)
+    axis = pb.plot_smc_run(wide)[5]
+    axis.figure.draw_without_rendering()
+    lower_edge = axis.get_legend().get_window_extent().y0
+    for each in axis.containers:
+        [(_, (_, upper))] = each.lines[2][0].get_segments()
+        assert axis.transData.transform((0.0, upper))[1] < lower_edge
+
+
 def test_ladder_draws_the_parameters_asked_for_on_the_axes_given(run):
     names = group(run, "sample_stats")["unconstrained_parameter"].values[[3, 1]]
     figure, given = plt.subplots(1, 2)
