@@ -227,6 +227,7 @@ def heavy_axes(target: BaseTarget, gaussian: GaussianApproximation, rng: np.rand
 def _outside(rows: Array, axes: Array) -> Array:
     """Return the parts of the rows orthogonal to the axes, scaled to length one; zero if a row is in their span."""
     rest = rows - (rows @ axes.T) @ axes
+    rest /= np.maximum(np.abs(rest).max(axis=1, keepdims=True), 1e-300)  # squares of steep slopes overflow
     return rest / np.maximum(np.linalg.norm(rest, axis=1, keepdims=True), 1e-300)
 
 

@@ -141,6 +141,19 @@ def test_the_axes_of_rotated_cauchys_are_found(dim):
     assert tailed.shares[1] > 0.5
 
 
+def test_a_heavy_tail_beside_slopes_whose_squares_overflow_is_found():
+    """Rates exp(48 x) have slopes of 10^154 to 10^308 at most points far out, where climbs stood still."""
+
+    def evaluate(x):
+        rates = np.exp(48 * x[:, 1:])
+        value = cauchy.logpdf(x[:, 0]) - rates.sum(axis=1) + norm.logpdf(x[:, 1:]).sum(axis=1)
+        return value, np.c_[-2 * x[:, 0] / (1 + x[:, 0] ** 2), -48 * rates - x[:, 1:]]
+
+    q = GaussianApproximation(np.zeros(10), np.ones(10))
+    found = np.abs(heavy_axes(FunctionTarget(10, evaluate), q, np.random.default_rng(0)))
+    np.testing.assert_allclose(found[0, 0], 1.0, atol=0.01)
+
+
 @pytest.mark.parametrize("dim", [1, 10, 50])
 def test_the_pilot_takes_none_for_a_gaussian(dim):
     assert with_tails(known(dim, *NORMAL), GaussianApproximation(np.full(dim, 0.1), np.full(dim, 1.1))) is None
