@@ -77,6 +77,7 @@ class RegeneratingMoves:
         """Sweep until the particles have mixed or the largest number is reached, and regenerate the filters."""
         particles, stage, tuning = drawn.particles, drawn.stage, both.gibbs
         density = PathDensity(path.target, path.filter, _SWEEPS_WITH, n_rows=stage.stop)
+        density.check(particles.x)
         points = density.with_path(particles.x, path.paths_of(particles, rng)[0])
         metric, labels = cross_fitted_metric(points.x, path.reference, kind=path.metric), modes(points.x)
         left, infos = np.ones(points.x.shape[1]), list[Any]()

@@ -64,3 +64,12 @@ def test_right_functions_of_numbers_and_vectors_are_accepted():
     seeds = draw_seeds(np.random.default_rng(1), 1)
     for y in (Y, np.r_[np.nan, Y], np.r_[Y[:1], np.nan], Y[:1]):
         assert np.isfinite(Filter(VOLATILITY, y).run(parameters, 16, seeds)).all()
+
+
+@pytest.mark.parametrize("row", [1, 5, 9])
+def test_later_rows_are_looked_at(row):
+    def mixes(p, t, x, z):
+        return p.rho * jnp.where(t == row, x.mean(), x) + p.sigma_x * z
+
+    with pytest.raises(ModelError, match=r"^transition of the state-space model gives a particle another value"):
+        run(replace(LINEAR, transition=mixes))

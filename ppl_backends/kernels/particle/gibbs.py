@@ -101,8 +101,13 @@ class PathDensity:
         if not np.isfinite(self.rest.log_density(x)).all():
             raise ModelError(f"{self.target.label}: the log density is not finite at the starting point")
         seeds, values = seeds_from(rng, len(x)), self._values(x)
+        self.check(x)
         path = drawn_paths(self.filter, values, self.filter.history(values, 10 * self.n_particles, seeds), seeds)
         return self.with_path(x, path)
+
+    def check(self, x: Array) -> None:
+        """Check once, at the first of the points and beside it, that densities of states lack no factor."""
+        self.filter.check_factors(self._values(x[:1] + np.array([[0.0], [1.0]])))
 
     def with_path(self, x: Array, path: Array) -> PointsWithPaths:
         """Return the points with given paths."""

@@ -91,6 +91,7 @@ class Source:
             self.budget.spend(m * sum(len(each.distances) for each in done[-len(wave) :]))
         parts = zip(*done, strict=True)
         drawn = DataSets(*(None if part[0] is None else np.concatenate(part) for part in parts))  # type: ignore[arg-type]
+        self.problem.look_at(drawn.distances)
         self.not_finite += int(np.sum(~np.isfinite(drawn.distances)))
         return drawn
 

@@ -49,6 +49,7 @@ class PopulationStage(NamedTuple):
     points: int
     beta: float
     undefined: float
+    failing: float
 
 
 class PopulationsResult(NamedTuple):
@@ -172,7 +173,6 @@ class _Chain:
                 f"no simulated data set is at a finite distance of the observed, out of {self.budget.used}: the data that "
                 "the simulator returns, or their summaries, are NaN or infinite at all draws of the prior"
             )
-        self.problem.look_at_first(start.population.distances)
         length, settings = chain_length("auto", n), MoveSettings()
         moved = n if length is None else -(-n // length)
         run = begin(start, rng, make_tuning("acceptance", kernel, moved, self.problem.dim, rng))
@@ -208,6 +208,7 @@ class _Chain:
                 len(after.population.x),
                 after.stage.beta,
                 path.undefined,
+                path.failing,
             )
 
         return figures

@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.simulators.abc.calls import Simulator, believed, measured, repeats
 from ppl_backends.simulators.abc.discrepancy import SUMMARIES, Discrepancy, by_rows
-from ppl_backends.simulators.abc.kernels import log_kernel_volume
+from ppl_backends.simulators.abc.kernels import log_kernel, log_kernel_volume
 from ppl_backends.targets.convert import as_target, pymc_model
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 from ppl_backends.targets.wrapped import WrappedTarget
 
 __all__ = ["AbcProblem", "Experiment", "make_problem"]
+
+FLAT = 0.01  # difference of the log kernel between the nearest and the farthest data set that has no effect
 
 Parameters = Callable[[Array, np.random.Generator], dict[str, NDArray]]
 
@@ -132,8 +134,10 @@ class AbcProblem:
     ----------
     has_likelihood : bool
         Whether ordinary observations contribute to the weights.
-    fault : str
-        Fault of the distances of the first stage, or "".
+    nearest, farthest : float
+        Smallest and largest finite distance of all simulated data sets.
+    n_finite : int
+        Number of data sets at a finite distance.
     fitted_prior : (list of StudentT, shares) or None
         Student t's fitted to a prior that is only a density.
     log_prior_integral, log_prior_integral_se : float
@@ -152,7 +156,7 @@ class AbcProblem:
         self.experiment, self._parameters = experiment, parameters
         self.epsilon, self.kernel = settings
         self.reasons: dict[str, str] = {}
-        self.fault = ""
+        self.nearest, self.farthest, self.n_finite = np.inf, -np.inf, 0
         self.has_likelihood = bool(target.observed_data) or target.has_potentials
         self.fitted_prior: tuple[list[Any], Array] | None = None
         self.log_prior_integral, self.log_prior_integral_se = 0.0, 0.0
@@ -198,14 +202,29 @@ class AbcProblem:
         k = len(self.observed_summaries)
         return scale + log_kernel_volume(self.kernel, epsilon, k, norm)
 
-    def look_at_first(self, distances: Array) -> None:
-        """Record the fault of distances of data sets at draws of the prior if they are all the same."""
-        distances = np.ravel(distances)
-        if len(distances) > 1 and np.isfinite(distances[0]) and np.all(distances == distances[0]):
-            self.fault = (
-                f"all {len(distances)} data sets of the first stage have the same distance ({distances[0]:.3g}) from the "
-                "observed data, so the posterior is the prior: check the simulator, the summaries and the distance"
+    def look_at(self, distances: Array) -> None:
+        """Record the range of the finite distances of simulated data sets."""
+        finite = np.ravel(distances)[np.isfinite(np.ravel(distances))]
+        if len(finite):
+            self.nearest, self.farthest = min(self.nearest, finite.min()), max(self.farthest, finite.max())
+            self.n_finite += len(finite)
+
+    def fault(self, epsilon: float) -> str:
+        """Return that no data set has an effect on the posterior at the last tolerance, or ""."""
+        if self.n_finite < 2:
+            return ""
+        if self.nearest == self.farthest:
+            return (
+                f"all {self.n_finite} data sets at a finite distance have the same distance ({self.nearest:.3g}) from the "
+                "observed data, so they say nothing about the parameters: check the simulator, the summaries and the distance"
             )
+        near, far = log_kernel(self.kernel, np.array([self.nearest, self.farthest]), epsilon)
+        if near - far > FLAT:
+            return ""
+        return (
+            f"all {self.n_finite} data sets at a finite distance (at most {self.farthest:.3g}) have the same weight at "
+            f"ε = {epsilon:.3g}, so they say nothing about the parameters: lower epsilon"
+        )
 
     def try_batches(self, x: Array, rng: np.random.Generator) -> None:
         """Let simulators draw many data sets at once if tests at two points confirm their batched form.
@@ -338,19 +357,19 @@ class _Single:
     shape: tuple[int, ...]
 
     def __call__(self, values: Any, rng: np.random.Generator) -> Any:
-        state = rng.bit_generator.state
+        state, failure = rng.bit_generator.state, None
         try:
             data = np.asarray(self.function({name: np.asarray(value)[None] for name, value in values.items()}, rng))
-        except Exception:  # a function of single values
-            data = None
+        except Exception as error:  # a function of single values
+            data, failure = None, error
         if data is not None and data.shape == (1, *self.shape):
             return data[0]
         rng.bit_generator.state = state
         try:
             return self.function(dict(values), rng)
         except Exception:
-            if data is None:
-                raise
+            if failure is not None:
+                raise failure from None  # a function of many values fails without their axis
             return data  # of a wrong shape, which is more informative than this error
 
 

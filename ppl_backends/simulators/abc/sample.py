@@ -149,8 +149,9 @@ def sample_abc(
         of the summaries at the observed ones), ``epsilon``, ``kernel``, ``simulations``, ``ended_by``.
         ``sample_stats`` has ``epsilon``, ``acceptance``, ``simulations``, ``points``, ``effective_size``,
         ``not_finite`` (data sets), ``undefined`` (share of points near the posterior at which the log density is NaN or
-        +inf), ``log_evidence`` and ``log_kernel_volume`` per stage, and ``distance`` of the data set by which each draw
-        was picked. Group ``estimates`` has weighted means, their standard errors and sds.
+        +inf), ``failing`` (share of them at which all data sets are NaN or infinite, if chance does not explain it),
+        ``log_evidence`` and ``log_kernel_volume`` per stage, and ``distance`` of the data set by which each draw was
+        picked. Group ``estimates`` has weighted means, their standard errors and sds.
         ``posterior_predictive`` holds a simulated data set of each draw, near the observed or not.
 
     Raises

@@ -222,6 +222,7 @@ def simulate_stage(
             interrupted = True
             break
         done += found
+        problem.look_at(np.concatenate([block.distances for block in found]))
         kept += sum(len(index) for index in groups)
         budget.spend(int(sum(block.counts.sum() for block in found)))
     whole = _stage(problem, x, chain, log_ratio, alive[:kept], dead, done, kept == len(alive))

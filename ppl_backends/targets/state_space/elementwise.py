@@ -19,9 +19,9 @@ CLOSE = 1e-6  # relative difference above which values differ by more than round
 
 
 def check_elementwise(
-    model: StateSpaceModel, values: Mapping[str, Array], rows: Mapping[str, Array], t: int, proposes: bool
+    model: StateSpaceModel, values: Mapping[str, Array], rows: Mapping[str, Array], times: list[int], proposes: bool
 ) -> None:
-    """Check at row ``t`` that no function mixes particles or points, or draws random numbers of its own.
+    """Check in these rows that no function mixes particles or points, or draws random numbers of its own.
 
     It is evaluated for the first two of the ``values`` and three particles at once, and for each of these alone.
 
@@ -36,9 +36,10 @@ def check_elementwise(
     rng = np.random.default_rng(1)
     shape = (n, PARTICLES) if model.n_normals == 1 else (n, PARTICLES, model.n_normals)
     z, later = jnp.asarray(rng.standard_normal(shape)), jnp.asarray(rng.standard_normal(shape))
-    for name, call, arguments in _calls(model, some, known, t, (z, later), proposes):
+    calls = [(t, *each) for t in times for each in _calls(model, some, known, t, (z, later), proposes)]
+    for t, name, call, arguments in calls:
 
-        def at(values: Any, *arguments: Any, call: Callable = call) -> Any:
+        def at(values: Any, *arguments: Any, call: Callable = call, t: int = t) -> Any:
             found = call(parameters_of(values, known, t), *arguments)
             found = found if isinstance(found, tuple | list) else (found,)
             return [states(each, *arguments[0].shape[:2]) for each in found]

@@ -124,12 +124,18 @@ class Filter:
                 raise ModelError(f"covariate {name!r} has {len(value)} rows and the data have {len(self.y)}")
         self.missing = np.array(np.isnan(self.y).reshape(len(self.y), -1).all(axis=1))
         self.rows = self._padded_rows()
-        self._checked = False
+        self._checked = self._factors_checked = False
 
     @property
     def n_rows(self) -> int:
         """Return the number of rows of data."""
         return len(self.y)
+
+    @property
+    def checked_rows(self) -> list[int]:
+        """Return the rows with a transition in which functions are checked: the second, the middle and the last."""
+        last = self.n_rows - 1
+        return sorted({1, (last + 1) // 2, last} - {0}) if last else []
 
     def start(self, parameters: Values, n_x: int, seeds: Seeds) -> FilterState:
         """Return filters before the first row; no state has been drawn."""
@@ -229,13 +235,23 @@ class Filter:
         return shape
 
     def _check(self, parameters: Values) -> None:
-        """Check once that functions act on each particle alone; warn where a density reads beyond the end of an array."""
+        """Check functions once, in the second, the middle and the last row; warn where one reads beyond an array's end.
+
+        They must act on each particle alone, and densities must be those of the draws. A declaration has no parameters
+        yet and gives zeros, at which no densities are compared.
+        """
+        from ppl_backends.targets.state_space.densities import check_densities
         from ppl_backends.targets.state_space.elementwise import check_elementwise
+        from ppl_backends.targets.state_space.factors import check_proposal
         from ppl_backends.targets.state_space.indices import index_beyond
 
         self._checked = True
-        row = min(1, self.n_rows - 1)
-        check_elementwise(self.model, parameters, self.rows, row, self.rule("seeds").proposes)
+        proposes, known = self.rule("seeds").proposes, any(np.any(value) for value in parameters.values())
+        check_elementwise(self.model, parameters, self.rows, self.checked_rows or [0], proposes)
+        if known or not parameters:
+            check_densities(self.model, parameters, self.rows, self.checked_rows)
+        if proposes and (known or not parameters):
+            check_proposal(self.model, parameters, self.rows, self.checked_rows)
         where = index_beyond(self.model, parameters, self.rows, self.n_rows)
         if where:
             text = (
@@ -243,6 +259,15 @@ class Filter:
                 "check the data and the indices, or clip them"
             )
             warnings.warn(text, SamplerWarning, stacklevel=user_level())
+
+    def check_factors(self, parameters: Values) -> None:
+        """Check once, at two parameter values, that densities of states lack no factor that depends on them."""
+        from ppl_backends.targets.state_space.factors import check_factors
+
+        if not self._factors_checked:
+            self._factors_checked = True
+            with double_precision():
+                check_factors(self.model, parameters, self.rows, self.checked_rows)
 
     def rule(self, stream: str, smooth: bool = False) -> Any:
         """Return everything but array shapes that the compiled filter depends on."""

@@ -92,7 +92,8 @@ class StateSpaceModel:
         Number of standard normals per state.
     log_transition : callable, optional
         ``(p, t, x, new) -> (n_theta, n_x)``, log density of the state ``new`` of row ``t`` given ``x`` of the previous
-        row. Backward sampling, guided filters and the step from states to parameters need it.
+        row. Backward sampling, guided filters and the step from states to parameters need it. It must be the density of
+        what ``transition`` draws, which is checked; backward sampling alone needs no constants.
     log_initial : callable, optional
         ``(p, x) -> (n_theta, n_x)``, log density of the first state.
     proposal : callable, optional

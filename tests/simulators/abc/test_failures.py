@@ -77,13 +77,20 @@ def rounded(parameters, rng):
     return np.stack([conjugate(parameters, rng), np.full(len(parameters["x"]), 2.0)], axis=1)
 
 
-@pytest.mark.parametrize("method", ["sequential", "smc"])
+def sometimes(parameters, rng):
+    """Return data that are the same at all parameters, and a third of them NaN."""
+    return np.where(rng.random(len(parameters["x"])) < 1 / 3, np.nan, 2.0)
+
+
+@pytest.mark.parametrize("method", ["importance", "sequential", "smc"])
 @pytest.mark.parametrize(
     ("simulate", "observed", "options", "message"),
     [
         (constant, 0.0, {}, r"have the same distance \(0\)"),
         (constant, 1.0, {}, r"have the same distance \(1\)"),
         (conjugate, 1.0, {"distance": lambda a, b: 3.0}, r"have the same distance \(3\)"),
+        (sometimes, 1.0, {"epsilon": 1.5}, r"all \d+ data sets .* have the same distance \(1\)"),
+        (conjugate, 1.0, {"epsilon": 1e3}, r"have the same weight at ε = 1e\+03"),
         (rounded, np.array([1.0, 5.0]), {}, r"1 of 2 summaries are the same .* at index 1 \(2, observed 5\)"),
         (rounded, np.array([1.0, 2.0]), {}, None),
     ],
@@ -128,3 +135,47 @@ def test_a_rare_event_that_no_data_set_has_is_not_a_fault():
             draws=512,
         )
     assert not any("same" in str(each.message) for each in seen)
+
+
+@pytest.mark.parametrize("method", ["importance", "sequential", "smc"])
+def test_a_simulator_that_fails_beside_the_posterior_is_not_trusted(method):
+    """Half of the posterior N(1/2, 1/2) is above the first limit, and nothing near it above the second."""
+    for limit, missing in ((0.5, True), (7.0, False)):
+
+        def simulate(parameters, rng, limit=limit):
+            return np.where(parameters["x"][:, 0] > limit, np.nan, conjugate(parameters, rng))
+
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            idata = pb.sample_abc(
+                standard_normal(), simulate=simulate, method=method, chains=2, draws=1024, data_sets=4, **OPTIONS
+            )
+        assert any("are NaN or infinite at" in str(each.message) for each in seen) == missing
+        assert idata.posterior.attrs["log_evidence_trusted"] == (not missing)
+
+
+@pytest.mark.parametrize("method", ["sequential", "smc"])
+def test_data_sets_that_are_not_finite_by_chance_are_no_fault(method):
+    """Their share depends on the parameter and is up to nine tenths."""
+
+    def simulate(parameters, rng):
+        lost = rng.random(len(parameters["x"])) < 0.9 / (1 + np.exp(-parameters["x"][:, 0]))
+        return np.where(lost, np.nan, conjugate(parameters, rng))
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        pb.sample_abc(standard_normal(), simulate=simulate, method=method, chains=2, draws=1024, **OPTIONS)
+    assert not any("are NaN or infinite at" in str(each.message) for each in seen)
+
+
+def test_an_error_of_a_batched_simulator_is_reported_itself():
+    """A simulator that indexes its parameters fails in another way if they are single values."""
+
+    def simulate(parameters, rng):
+        data = conjugate(parameters, rng) + 0 * parameters["x"][:, 0]
+        if (rng.random(len(data)) < 1e-3).any():
+            raise ValueError("singular matrix")
+        return data
+
+    with pytest.raises(ModelError, match="singular matrix"):
+        pb.sample_abc(standard_normal(), simulate=simulate, **OPTIONS)
