@@ -81,6 +81,12 @@ class DoublyIntractable:
             gain = log_f(self._full(t), data) - log_f(self._full(x), data)
         return float(gain[0] + np.logaddexp.reduce(-gain[1:]) - np.log(len(draws)))
 
+    def log_f_difference(self, x: Array, t: Array, data: NDArray) -> Array:
+        """Return log f(u|t) − log f(u|x) ``(n,)`` of data sets."""
+        log_f = self._likelihood.log_unnormalized
+        with np.errstate(all="ignore"):
+            return np.asarray(log_f(self._full(t), data) - log_f(self._full(x), data))
+
     def observed_score(self, x: Array) -> Array:
         """Return ∇ log f(y | x) ``(dim,)``."""
         return self._mine(self._likelihood.gradient(self._full(x), self._likelihood.observed)[0])

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.adaptation import Adaptation
 from ppl_backends.kernels.algorithm import Algorithm, ChainState, Statistics
+from ppl_backends.kernels.auxiliary_draws import LARGEST_Z, unlike_draws
 from ppl_backends.kernels.doubly_intractable import DoublyIntractable
 from ppl_backends.kernels.mala import Mala
 from ppl_backends.kernels.protocol import Kernel, KernelInfo, KernelParameters, acceptance_probability
@@ -171,6 +172,7 @@ class AuxiliaryVariableMethod(Algorithm):
     def __init__(self, name: str, kernel: Kernel, density: AuxiliaryDensity, estimated: bool) -> None:
         super().__init__(kernel, density)
         self.name, self.batched, self._estimated, self._warned = name, False, estimated, False
+        self._compared = False
         self._check_every = -(-10 * density.n_reference // density.n_draws)  # a tenth of the draws
         self.approximate = bool(estimated or not density.model.exact or not kernel.exact)
         if estimated:
@@ -183,6 +185,8 @@ class AuxiliaryVariableMethod(Algorithm):
 
     def step(self, state: ChainState, rng: Any, tune: bool) -> tuple[ChainState, Statistics]:
         """Make one step; occasionally compare its acceptance with one from many draws."""
+        if not tune and not self._compared:
+            self._compare_draws(state)
         check = self._estimated and not tune and (not state.checks or state.n_steps % self._check_every == 0)
         if not check:
             after, stats = self._step(self.kernel, state, rng, tune)
@@ -196,6 +200,31 @@ class AuxiliaryVariableMethod(Algorithm):
         if not tune and self.approximate and not self._warned:
             self._warn(after, [self._fresh_error(after, rng) for _ in range(FIRST_CHECKS)])
         return after, stats | ({"acceptance_error": error} if self._estimated else {})
+
+    def _compare_draws(self, state: ChainState) -> None:
+        """Compare the simulator once with log f, at the first point after tuning.
+
+        Raises
+        ------
+        ModelError
+            If they differ and draws are declared exact; otherwise it is a warning.
+        """
+        self._compared, model, rng = True, self.density.model, np.random.default_rng(1)
+        direction = state.parameters.metric.colour(rng.standard_normal((1, self.density.dim)))[0]
+        z = unlike_draws(model, state.population.x[0], direction, rng)
+        if abs(z) < LARGEST_Z:
+            return
+        said = (
+            f"the simulator of '{model.likelihood_name}' does not draw from its log density: draws at two points and the "
+            f"log ratio of the density there disagree by {abs(z):.0f} standard errors"
+        )
+        if model.exact:
+            raise ModelError(f"{said}, and they are declared exact: compare logp= with random=, term by term")
+        warnings.warn(
+            f"{said}: compare logp= with random=, term by term, or increase the simulator's burn-in",
+            SamplerWarning,
+            stacklevel=user_level(),
+        )
 
     def _compare(self, watched: _Watched, accept: float, rng: np.random.Generator) -> tuple[float, float]:
         """Return the acceptance of the recorded step, and its estimate from at least 20 N draws."""

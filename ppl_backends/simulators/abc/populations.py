@@ -49,7 +49,6 @@ class PopulationStage(NamedTuple):
     points: int
     beta: float
     undefined: float
-    failing: float
 
 
 class PopulationsResult(NamedTuple):
@@ -208,7 +207,6 @@ class _Chain:
                 len(after.population.x),
                 after.stage.beta,
                 path.undefined,
-                path.failing,
             )
 
         return figures

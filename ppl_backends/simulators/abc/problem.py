@@ -136,8 +136,8 @@ class AbcProblem:
         Whether ordinary observations contribute to the weights.
     nearest, farthest : float
         Smallest and largest finite distance of all simulated data sets.
-    n_finite : int
-        Number of data sets at a finite distance.
+    n_finite, n_not_finite : int
+        Number of data sets at a finite distance, and of others.
     fitted_prior : (list of StudentT, shares) or None
         Student t's fitted to a prior that is only a density.
     log_prior_integral, log_prior_integral_se : float
@@ -156,7 +156,7 @@ class AbcProblem:
         self.experiment, self._parameters = experiment, parameters
         self.epsilon, self.kernel = settings
         self.reasons: dict[str, str] = {}
-        self.nearest, self.farthest, self.n_finite = np.inf, -np.inf, 0
+        self.nearest, self.farthest, self.n_finite, self.n_not_finite = np.inf, -np.inf, 0, 0
         self.has_likelihood = bool(target.observed_data) or target.has_potentials
         self.fitted_prior: tuple[list[Any], Array] | None = None
         self.log_prior_integral, self.log_prior_integral_se = 0.0, 0.0
@@ -205,6 +205,7 @@ class AbcProblem:
     def look_at(self, distances: Array) -> None:
         """Record the range of the finite distances of simulated data sets."""
         finite = np.ravel(distances)[np.isfinite(np.ravel(distances))]
+        self.n_not_finite += np.size(distances) - len(finite)
         if len(finite):
             self.nearest, self.farthest = min(self.nearest, finite.min()), max(self.farthest, finite.max())
             self.n_finite += len(finite)

@@ -13,7 +13,6 @@ from ppl_backends.importance.outside import LARGEST_UNDEFINED, reasons_of_undefi
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.results import build_inference_data
 from ppl_backends.simulators.abc.adjustment import adjusted
-from ppl_backends.simulators.abc.failing import reasons_of_failing
 from ppl_backends.simulators.abc.importance import mean_with_error
 from ppl_backends.simulators.abc.populations import PopulationsResult, PopulationStage, picked
 from ppl_backends.simulators.abc.problem import AbcProblem
@@ -202,7 +201,6 @@ def _distrust(problem: AbcProblem, result: SequentialResult) -> str:
             f"the log density is NaN or +inf, and counts as zero, at {100 * undefined:.1f} % of the points near the "
             "posterior, so a part of it may be missing: find the operation of the model that is not finite there"
         )
-    reasons += reasons_of_failing(result.records[-1].failing)
     if result.chosen_here:
         reasons.append(
             f"Ctrl-C ended the run before its last stage, and the current stage is returned; its evidence is biased because "
@@ -222,7 +220,6 @@ def _distrust_populations(
         reasons.append(f"the effective sample size of a mean is {size:.0f} < {SMALLEST_SIZE}: increase draws or chains")
     undefined = float(np.mean([run.stages[-1].undefined for run in result.runs]))
     reasons += reasons_of_undefined(undefined, "at the last tolerance")
-    reasons += reasons_of_failing(float(np.mean([run.stages[-1].failing for run in result.runs])))
     if disagree:
         reasons.append("the chains' evidences differ by more than their errors: increase draws")
     if result.unfinished:
@@ -276,7 +273,7 @@ def _ignored(problem: AbcProblem, found: Found) -> str:
 def _stages(problem: AbcProblem, result: SequentialResult) -> Variables:
     """Return the figures of every stage."""
     records = result.records
-    names = ("epsilon", "acceptance", "simulations", "points", "effective_size", "not_finite", "undefined", "failing")
+    names = ("epsilon", "acceptance", "simulations", "points", "effective_size", "not_finite", "undefined")
     stats: Variables = {name: (("stage",), np.array([getattr(each, name) for each in records])) for name in names}
     stats["log_evidence"] = (("stage",), np.array([each.evidence.log_evidence for each in records]))
     stats["log_evidence_se"] = (("stage",), np.array([each.evidence.standard_error for each in records]))

@@ -14,6 +14,7 @@ from ppl_backends.options import array, check_memory, checked, choice, flag, fun
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.simulators.abc.discrepancy import DISTANCES, SUMMARIES
+from ppl_backends.simulators.abc.failing import failing_beside, reason_of_failing
 from ppl_backends.simulators.abc.kernels import KERNELS
 from ppl_backends.simulators.abc.populations import PopulationStage, run_populations
 from ppl_backends.simulators.abc.problem import AbcProblem, make_problem
@@ -146,11 +147,11 @@ def sample_abc(
     arviz.InferenceData or xarray.DataTree
         ``posterior`` with attributes ``log_evidence`` (log E[K_ε] under the prior, with ordinary likelihoods log E[L K_ε]),
         ``log_evidence_se``, ``_df``, ``_trusted``, ``log_kernel_volume`` (the log evidence minus it is a log density
-        of the summaries at the observed ones), ``epsilon``, ``kernel``, ``simulations``, ``ended_by``.
+        of the summaries at the observed ones), ``epsilon``, ``kernel``, ``simulations``, ``ended_by``, ``failing`` (share of
+        points at and beside the draws at which the simulator fails).
         ``sample_stats`` has ``epsilon``, ``acceptance``, ``simulations``, ``points``, ``effective_size``,
         ``not_finite`` (data sets), ``undefined`` (share of points near the posterior at which the log density is NaN or
-        +inf), ``failing`` (share of them at which all data sets are NaN or infinite, if chance does not explain it),
-        ``log_evidence`` and ``log_kernel_volume`` per stage, and ``distance`` of the data set by which each draw was
+        +inf), ``log_evidence`` and ``log_kernel_volume`` per stage, and ``distance`` of the data set by which each draw was
         picked. Group ``estimates`` has weighted means, their standard errors and sds.
         ``posterior_predictive`` holds a simulated data set of each draw, near the observed or not.
 
@@ -290,4 +291,7 @@ def _run(
     with ChainProgress("ABC", lines, ("stage", "ε", "acceptance", "a second"), enabled=progressbar) as progress:
         call = _Call(problem, plan, budget, executor, adjust, rngs, result_rng, progress, lines, started)
         found = call.populations() if method == "smc" else call.sequential(may_give_up=method == "auto")
+    failing = failing_beside(problem, found.draws, budget, result_rng)
+    trouble = "; ".join(filter(None, (found.trouble, reason_of_failing(failing))))
+    found = found._replace(trouble=trouble, attrs={**found.attrs, "failing": failing})
     return to_inference_data(problem, found, adjust, time.perf_counter() - started, result_rng)

@@ -22,8 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ppl_backends.errors import ModelError
-from ppl_backends.importance.outside import OutsidePoints, share_undefined_near
-from ppl_backends.simulators.abc.failing import failing_share
+from ppl_backends.importance.outside import share_undefined_near
 from ppl_backends.simulators.abc.importance import AbcEvidence, allocate, estimate, smoothed_moments
 from ppl_backends.simulators.abc.kernels import log_kernel
 from ppl_backends.simulators.abc.problem import AbcProblem
@@ -97,7 +96,6 @@ class Record(NamedTuple):
     effective_size: float
     not_finite: int
     undefined: float
-    failing: float
     evidence: AbcEvidence
 
 
@@ -416,14 +414,6 @@ def _more_points(problem: AbcProblem, plan: Plan, course: _Course) -> int:
     return 2 ** int(np.ceil(np.log2(np.clip(factor, 1, MORE_POINTS))))
 
 
-def _failing(stage: Stage, found: Array) -> float:
-    """Return the share of the points near those that are ``found`` at which no data set is finite."""
-    counts = stage.block.counts
-    not_finite = np.add.reduceat(~np.isfinite(stage.block.distances), np.cumsum(counts) - counts, dtype=np.intp)
-    near = OutsidePoints(found).are_near(stage.x) & (stage.log_ratio > -np.inf)
-    return failing_share(not_finite[near], counts[near])
-
-
 def _record(problem: AbcProblem, stage: Stage, weights: Weights, epsilon: float, qmc: bool) -> Record:
     distances = stage.block.distances
     simulated = np.repeat(stage.log_ratio > -np.inf, stage.block.counts)
@@ -437,6 +427,5 @@ def _record(problem: AbcProblem, stage: Stage, weights: Weights, epsilon: float,
         weights.effective_size,
         int(np.sum(~np.isfinite(distances[simulated]))),
         undefined,
-        _failing(stage, found) if len(found) else 0.0,
         estimate(stage, weights, qmc),
     )

@@ -21,7 +21,6 @@ from ppl_backends.kernels.protocol import Density
 from ppl_backends.numerics.population import Population
 from ppl_backends.numerics.weights import effective_sample_size
 from ppl_backends.simulators.abc.data_sets import DataSets, Source
-from ppl_backends.simulators.abc.failing import failing_share
 from ppl_backends.simulators.abc.kernels import log_kernel
 from ppl_backends.simulators.abc.problem import AbcProblem
 from ppl_backends.simulators.abc.proposals import prior_start
@@ -34,7 +33,6 @@ __all__ = ["AbcPoints", "Tolerance", "TolerancePath", "Tolerances"]
 SHARE = 0.5  # relative effective size that a step keeps
 LEAST_SHARE = 0.05  # the same if distances are discrete
 BISECTIONS = 50
-KEPT_POINTS = 500  # of one evaluation, to look for points where a simulator fails
 
 
 class Tolerance(NamedTuple):
@@ -189,19 +187,6 @@ class TolerancePath:
         self.target = problem.target
         self._outside: OutsidePoints | None = None
         self._evaluated = 0
-        self._seen: list[tuple[Array, Array]] = []
-
-    @property
-    def failing(self) -> float:
-        """Return the share of points among the particles at which no data set is finite.
-
-        Those of all stages count, because the moves of the last are too small to reach points where a simulator fails.
-        """
-        if self._outside is None:
-            return 0.0
-        x, not_finite = map(np.concatenate, zip(*self._seen, strict=True))
-        counts = not_finite[self._outside.are_near(x)]
-        return failing_share(counts, np.full(len(counts), self.m))
 
     @property
     def undefined(self) -> float:
@@ -284,8 +269,6 @@ class TolerancePath:
         drawn = self.source(x[alive], self.m, rng)
         distances = np.full((len(x), self.m), np.inf)
         distances[alive] = drawn.distances
-        some = slice(None, None, -(-len(alive) // KEPT_POINTS) or 1)
-        self._seen.append((x[alive][some], np.sum(~np.isfinite(drawn.distances[some]), axis=1)))
         summaries = None if drawn.summaries is None else _spread(drawn.summaries, alive, len(x))
         data = None if drawn.data is None else _spread(drawn.data, alive, len(x))
         return AbcPoints(x, log_prior, log_likelihood, distances, summaries, data, self.problem.kernel, stage)

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
@@ -42,17 +44,23 @@ STEP = 1e-4  # of normals, for these derivatives
 class Row:
     """Draws of states of one row for one parameter value, and their log densities; ``t`` is None in the first row.
 
-    All arrays have ``DRAWS`` particles, so that JAX compiles an operation once.
+    All arrays have ``DRAWS`` particles, so that JAX compiles each function once.
     """
 
     model: StateSpaceModel
-    p: Parameters
+    values: Any
+    rows: Any
     t: int | None
 
     @property
     def name(self) -> str:
         """Return the name of the function of the density."""
         return "log_initial" if self.t is None else "log_transition"
+
+    @property
+    def p(self) -> Parameters:
+        """Return the parameters of the row."""
+        return parameters_of(self.values, self.rows, self.t or 0)
 
     def normals(self, rng: np.random.Generator) -> Array:
         """Return normals of all particles."""
@@ -65,16 +73,30 @@ class Row:
 
     def at(self, z: Array, x: Array | None = None) -> Array:
         """Return the states that normals give."""
-        if x is None:
-            return np.asarray(states(self.model.initial(self.p, jnp.asarray(z)), 1, DRAWS))
-        return np.asarray(states(self.model.transition(self.p, self.t, repeated(x), jnp.asarray(z)), 1, DRAWS))
+        given = (z,) if x is None else (repeated(x), z)
+        return np.asarray(_compiled(self.model, x is None)[0](self.values, self.rows, self.t or 0, *given))
 
     def log_density(self, x: Array | None, new: Array) -> Array:
         """Return log densities ``(DRAWS,)`` of states, given one previous state."""
-        density: Any = self.model.log_initial if x is None else self.model.log_transition
-        given = () if x is None else (self.t, repeated(x))
-        value = np.asarray(density(self.p, *given, jnp.asarray(new)), dtype=np.float64)
-        return np.broadcast_to(value, (1, DRAWS))[0]
+        given = (new,) if x is None else (repeated(x), new)
+        return np.asarray(_compiled(self.model, x is None)[1](self.values, self.rows, self.t or 0, *given))
+
+
+@lru_cache(maxsize=16)
+def _compiled(model: StateSpaceModel, first: bool) -> tuple[Callable, Callable]:
+    """Return the compiled draws and log densities of the first row, or of later ones."""
+
+    def drawn(values: Any, rows: Any, t: Any, *given: Any) -> Any:
+        p = parameters_of(values, rows, t)
+        return states(model.initial(p, *given) if first else model.transition(p, t, *given), 1, DRAWS)
+
+    def log_density(values: Any, rows: Any, t: Any, *given: Any) -> Any:
+        p, density = parameters_of(values, rows, t), model.log_initial if first else model.log_transition
+        assert density is not None
+        value = density(p, *given) if first else density(p, t, *given)
+        return jnp.broadcast_to(value, (1, DRAWS))[0]
+
+    return jax.jit(drawn), jax.jit(log_density)
 
 
 def repeated(x: Array) -> Any:
@@ -96,11 +118,11 @@ def check_densities(
     known = {name: jnp.asarray(np.nan_to_num(value)) for name, value in rows.items()}
     for i in range(min([2, *map(len, values.values())])):
         one = {name: jnp.asarray(value, dtype=jnp.float64)[i : i + 1] for name, value in values.items()}
-        first = Row(model, parameters_of(one, known, 0), None)
+        first = Row(model, one, known, None)
         if model.log_initial is not None:
             _raise(first, _moved_faults(first, None, rng))
         for t in times if model.log_transition is not None else []:
-            row = Row(model, parameters_of(one, known, t), t)
+            row = Row(model, one, known, t)
             x = first.drawn(rng)
             near = row.drawn(rng, x[:, :1])  # so near each other that their draws overlap
             _raise(row, _pair_faults(row, [(near[:, :1], near[:, 1:2]), (x[:, 1:2], x[:, 2:3])], rng))

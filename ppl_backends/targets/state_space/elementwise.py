@@ -11,7 +11,7 @@ import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
-from ppl_backends.targets.state_space.model import Parameters, StateSpaceModel
+from ppl_backends.targets.state_space.model import StateSpaceModel
 from ppl_backends.targets.state_space.step import parameters_of, states
 
 POINTS, PARTICLES = 2, 3
@@ -35,53 +35,60 @@ def check_elementwise(
     some = {name: jnp.asarray(value, dtype=jnp.float64)[:n] for name, value in values.items()}
     rng = np.random.default_rng(1)
     shape = (n, PARTICLES) if model.n_normals == 1 else (n, PARTICLES, model.n_normals)
-    z, later = jnp.asarray(rng.standard_normal(shape)), jnp.asarray(rng.standard_normal(shape))
-    calls = [(t, *each) for t in times for each in _calls(model, some, known, t, (z, later), proposes)]
-    for t, name, call, arguments in calls:
+    normals = jnp.asarray(rng.standard_normal(shape)), jnp.asarray(rng.standard_normal(shape))
+    for name, function, arguments in _functions(model, proposes):
+        compare = jax.jit(_both_ways(model, function, arguments, known, n))
+        for t in times:
+            for together, alone in zip(*compare(some, normals, t), strict=True):
+                if not np.allclose(together, alone, rtol=CLOSE, atol=CLOSE * _size(together), equal_nan=True):
+                    raise ModelError(
+                        f"{name} of the state-space model gives a particle another value when it is called for several: "
+                        "it must act on each alone, without sums or means over particles, and without random numbers of "
+                        "its own"
+                    )
 
-        def at(values: Any, *arguments: Any, call: Callable = call, t: int = t) -> Any:
-            found = call(parameters_of(values, known, t), *arguments)
-            found = found if isinstance(found, tuple | list) else (found,)
-            return [states(each, *arguments[0].shape[:2]) for each in found]
 
-        together = at(some, *arguments)
-        each = jax.vmap(lambda i, j, at=at, arguments=arguments: [
-            value[0, 0]
-            for value in at(
-                {name: jax.lax.dynamic_slice_in_dim(value, i, 1) for name, value in some.items()},
-                *(jax.lax.dynamic_slice(a, (i, j, *[0] * (a.ndim - 2)), (1, 1, *a.shape[2:])) for a in arguments),
-            )
-        ])  # fmt: skip
+def _both_ways(model: StateSpaceModel, function: Callable, arguments: str, rows: Any, n: int) -> Callable:
+    """Return a map from values, normals and a row to a function's values for all particles, and for each alone."""
+
+    def at(values: Any, t: Any, *given: Any) -> list[Any]:
+        found = function(parameters_of(values, rows, t), t, rows["y"][t], *given)
+        found = found if isinstance(found, tuple | list) else (found,)
+        return [states(each, *given[0].shape[:2]) for each in found]
+
+    def compare(values: Any, normals: Any, t: Any) -> tuple[list[Any], list[Any]]:
+        z, later = normals
+        p = parameters_of(values, rows, t)
+        x = states(model.initial(p, z), *z.shape[:2])
+        new = states(model.transition(p, t, x, later), *z.shape[:2])
+        given = [{"z": z, "later": later, "x": x, "new": new}[each] for each in arguments.split()]
+
+        def alone(i: Any, j: Any) -> list[Any]:
+            own = {name: jax.lax.dynamic_slice_in_dim(value, i, 1) for name, value in values.items()}
+            each = [jax.lax.dynamic_slice(a, (i, j, *[0] * (a.ndim - 2)), (1, 1, *a.shape[2:])) for a in given]
+            return [value[0, 0] for value in at(own, t, *each)]
+
         i, j = np.divmod(np.arange(n * PARTICLES), PARTICLES)
-        alone = [value.reshape(n, PARTICLES, *value.shape[1:]) for value in each(i, j)]
-        for joint, single in zip(together, alone, strict=True):
-            if not np.allclose(joint, single, rtol=CLOSE, atol=CLOSE * _size(joint), equal_nan=True):
-                raise ModelError(
-                    f"{name} of the state-space model gives a particle another value when it is called for several: "
-                    "it must act on each alone, without sums or means over particles, and without random numbers of its own"
-                )
+        parts = jax.vmap(alone)(i, j)
+        return at(values, t, *given), [value.reshape(n, PARTICLES, *value.shape[1:]) for value in parts]
+
+    return compare
 
 
-def _calls(
-    model: StateSpaceModel, values: Any, rows: Any, t: int, normals: tuple[Any, Any], proposes: bool
-) -> Iterator[tuple[str, Callable, tuple[Any, ...]]]:
-    """Yield the name of each function, a function of ``p`` and arrays over particles, and these arrays."""
-    z, later = normals
-    p: Parameters = parameters_of(values, rows, t)
-    y = rows["y"][t]
-    yield "initial", model.initial, (z,)
-    x = states(model.initial(p, z), *z.shape[:2])
-    yield "transition", lambda p, x, z: model.transition(p, t, x, z), (x, later)
-    new = states(model.transition(p, t, x, later), *z.shape[:2])
-    yield "log_observation", lambda p, x: model.log_observation(p, t, x, y), (new,)
-    if model.log_transition is not None:
-        density: Any = model.log_transition
-        yield "log_transition", lambda p, x, new: density(p, t, x, new), (x, new)
-    if model.log_initial is not None:
-        yield "log_initial", model.log_initial, (x,)
+def _functions(model: StateSpaceModel, proposes: bool) -> Iterator[tuple[str, Callable, str]]:
+    """Yield the name of each function, a function of ``p``, a row, its data and arrays, and names of these arrays."""
+    yield "initial", lambda p, t, y, z: model.initial(p, z), "z"
+    yield "transition", lambda p, t, y, x, z: model.transition(p, t, x, z), "x later"
+    yield "log_observation", lambda p, t, y, x: model.log_observation(p, t, x, y), "new"
+    density: Any = model.log_transition
+    if density is not None:
+        yield "log_transition", lambda p, t, y, x, new: density(p, t, x, new), "x new"
+    first: Any = model.log_initial
+    if first is not None:
+        yield "log_initial", lambda p, t, y, x: first(p, x), "x"
     if proposes:
         propose: Any = model.proposal
-        yield "proposal", lambda p, x, z: propose(p, t, x, y, z), (x, later)
+        yield "proposal", lambda p, t, y, x, z: propose(p, t, x, y, z), "x later"
 
 
 def _size(values: Any) -> float:

@@ -5,8 +5,10 @@ on the parameters.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -49,26 +51,26 @@ def check_proposal(
     rng, known = np.random.default_rng(4), _known(rows)
     for i in range(min([2, *map(len, values.values())])):
         one = _one(values, i)
-        first = Row(model, parameters_of(one, known, 0), None)
+        first = Row(model, one, known, None)
         x = first.drawn(rng)[:, :1]
         for t in [0] * (model.log_initial is not None) + times:
             if not rows["missing"][t]:
-                row = Row(model, parameters_of(one, known, t), t or None)
-                _check_weights(row, known["y"][t], x if t else None, rng)
+                row = Row(model, one, known, t or None)
+                _check_weights(row, x if t else None, rng)
 
 
-def _check_weights(row: Row, y: Any, x: Array | None, rng: np.random.Generator) -> None:
+def _check_weights(row: Row, x: Array | None, rng: np.random.Generator) -> None:
     """Compare the two estimates of the probability of a box around the proposal's draws."""
-    propose: Any = row.model.proposal
     before = None if x is None else repeated(x)
-    draws = [propose(row.p, row.t or 0, before, y, jnp.asarray(row.normals(rng))) for _ in range(2)]
-    seen, new = (np.asarray(states(each[0], 1, DRAWS)) for each in draws)
+    propose = _compiled(row.model, x is None)
+    (seen, _), (new, log_q) = (
+        map(np.asarray, propose(row.values, row.rows, row.t or 0, before, row.normals(rng))) for _ in range(2)
+    )
     drawn = row.drawn(rng, x)
     if not all(map(is_plain, (seen, new, drawn))):
         return
     low, high = np.quantile(columns_of(seen), [0.5 - CENTRAL / 2, 0.5 + CENTRAL / 2], axis=0)
     inside = [np.all((columns_of(each) >= low) & (columns_of(each) <= high), axis=1) for each in (new, drawn)]
-    log_q = np.broadcast_to(np.asarray(draws[1][1], dtype=np.float64), (1, DRAWS))[0]
     with np.errstate(all="ignore"):
         weights = np.where(inside[0], np.exp(row.log_density(x, new) - log_q), 0.0)
     if not np.isfinite(weights).all():
@@ -85,6 +87,18 @@ def _check_weights(row: Row, y: Any, x: Array | None, rng: np.random.Generator) 
         )
 
 
+@lru_cache(maxsize=16)
+def _compiled(model: StateSpaceModel, first: bool) -> Any:
+    """Return the compiled proposal of the first row, or of later ones."""
+
+    def proposed(values: Any, rows: Any, t: Any, x: Any, z: Any) -> tuple[Any, Any]:
+        propose: Any = model.proposal
+        new, log_q = propose(parameters_of(values, rows, t), t, None if first else x, rows["y"][t], z)
+        return states(new, 1, DRAWS), jnp.broadcast_to(log_q, (1, DRAWS))[0]
+
+    return jax.jit(proposed)
+
+
 def check_factors(
     model: StateSpaceModel, values: Mapping[str, Array], rows: Mapping[str, Array], times: list[int]
 ) -> None:
@@ -98,9 +112,9 @@ def check_factors(
     known, found = _known(rows), []
     for i in range(2):
         rng, one = np.random.default_rng(5), _one(values, i)
-        first = Row(model, parameters_of(one, known, 0), None)
+        first = Row(model, one, known, None)
         x = first.drawn(rng)[:, :1]
-        later = [Row(model, parameters_of(one, known, t), t) for t in times]
+        later = [Row(model, one, known, t) for t in times]
         found.append([_integral(first, None, rng), *(_integral(row, x, rng) for row in later)])
     for k, (a, b) in enumerate(zip(*found, strict=True)):
         if a and b and abs(np.log(a.value / b.value)) > LARGEST_Z * np.hypot(a.error / a.value, b.error / b.value):

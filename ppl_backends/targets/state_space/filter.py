@@ -246,11 +246,12 @@ class Filter:
         from ppl_backends.targets.state_space.indices import index_beyond
 
         self._checked = True
-        proposes, known = self.rule("seeds").proposes, any(np.any(value) for value in parameters.values())
-        check_elementwise(self.model, parameters, self.rows, self.checked_rows or [0], proposes)
-        if known or not parameters:
+        proposes, known = self.rule("seeds").proposes, not parameters or any(map(np.any, parameters.values()))
+        rows = self.checked_rows or [0]
+        check_elementwise(self.model, parameters, self.rows, rows if known else rows[:1], proposes)
+        if known:
             check_densities(self.model, parameters, self.rows, self.checked_rows)
-        if proposes and (known or not parameters):
+        if known and proposes:
             check_proposal(self.model, parameters, self.rows, self.checked_rows)
         where = index_beyond(self.model, parameters, self.rows, self.n_rows)
         if where:
