@@ -272,6 +272,18 @@ def test_evidence_gradient_against_refitting():
     np.testing.assert_allclose(gradient, differences, rtol=1e-4, atol=1e-4)
 
 
+def test_no_gradient_where_the_factors_change_in_number():
+    """A prior along a coordinate is a Gaussian at one φ and a site at another, if rounding hides that it is Gaussian."""
+
+    def at(phi):
+        n = 2 if phi[0] == 0 else 3
+        return Factors(np.eye(3)[:n, :2], 0.0, Logit([0, 1, 1][:n]), 0.0, 1.0)
+
+    phi = np.zeros(1)
+    with pytest.raises(ModelError, match="there are 3 factors at neighbouring hyper-parameters and 2 at phi"):
+        evidence_gradient(at, phi, fit_ep(at(phi)))
+
+
 TROUBLE = {
     "separated": lambda X, y: Factors(X, None, Logit(X[:, 0] > 0), 0.0, 0.04),
     "hugely separated": lambda X, y: Factors(1e3 * X, None, Probit(X[:, 0] > 0), 0.0, 1.0),

@@ -595,3 +595,25 @@ def test_check_split_finds_wrong_splits():
         check_split(full, prior, full, points)
     with pytest.raises(ModelError, match="zero or undefined where the joint density is not"):
         check_split(full, lambda x: np.full(len(x), np.nan), None, points)
+
+
+@pytest.mark.parametrize("y", [([1.0, 2.0], [0.5, 1.0, 3.0]), {"1": [1.0, 2.0], "2": [0.5, 1.0, 3.0]}])
+def test_tuples_of_arrays_of_different_lengths_are_observed_data(y):
+    code = whole(
+        "a ~ normal(0, 1); y.1 ~ normal(a, 1); y.2 ~ normal(a, 1);",
+        data="data { tuple(array[2] real, array[3] real) y; }",
+        parameters="parameters { real a; }",
+    )
+    split = split_of(code, data={"y": y}, exclude=())
+    assert (split.route, split.likelihood_data) == ("derived", ("y",))
+    assert changed_data({"y": y}, ["y"]) is None
+
+
+def test_an_array_of_tuples_is_not_emptied():
+    code = whole(
+        "a ~ normal(0, 1); for (n in 1:N) y[n].2 ~ normal(a, 1);",
+        data="data { int N; array[N] tuple(int, vector[3]) y; }",
+        parameters="parameters { real a; }",
+    )
+    split = split_of(code, data={"N": 2, "y": [(1, [1.0, 2.0, 3.0]), (2, [0.0, 1.0, 2.0])]}, exclude=())
+    assert (split.route, split.likelihood_data) == ("derived", ("y",))

@@ -72,6 +72,11 @@ def evidence_gradient(
 
     def energy(value: Array) -> float:
         factors = at(value)
+        if factors.n_sites != len(state.tau):
+            raise ModelError(
+                f"there are {factors.n_sites} factors at neighbouring hyper-parameters and {len(state.tau)} at phi, so the "
+                "evidence has no gradient there"
+            )
         sites, _ = working_sites(factors)
         q = sites.factorise(*sites.sums(state))
         if q is None:

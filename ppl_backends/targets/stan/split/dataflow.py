@@ -99,12 +99,18 @@ class Program:
     structural: frozenset[str] = _NONE  # data integers used as sizes and loop bounds
 
 
+def _kind(sized_type: Any) -> str:
+    """Return the kind of a variable, which is that of a tuple for an array of tuples."""
+    kind: str = sized_type if isinstance(sized_type, str) else sized_type[0]
+    return "STuple" if kind == "SArray" and _kind(sized_type[1]) == "STuple" else kind
+
+
 def read_program(mir: str) -> Program:
     """Read ``stanc --debug-mir`` of a program with markers in its transformed parameters and model blocks."""
     sections = read_sections(mir)
     program = Program()
     for name, _, sized_type in sections["input_vars"]:
-        program.kinds[name] = sized_type if isinstance(sized_type, str) else sized_type[0]
+        program.kinds[name] = _kind(sized_type)
         program.sizes[name] = dimensions(sized_type)
     program.checks = list(constraints(sections["prepare_data"]))
     program.accumulators = find_accumulators(sections["log_prob"])

@@ -15,6 +15,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.targets.stan.build import build_library
 from ppl_backends.targets.stan.compiled import CompiledProgram
+from ppl_backends.targets.stan.data import to_arrays
 from ppl_backends.targets.stan.library import CompiledModel, open_model
 from ppl_backends.targets.stan.program import StanProgram
 from ppl_backends.targets.stan.split.derivation import NO_LIKELIHOOD, derive
@@ -195,12 +196,12 @@ def changed_data(data: Mapping[str, Any], likelihood_data: Sequence[str]) -> dic
     """Return data whose observed values differ, for :func:`check_split`; None if nothing can be changed safely.
 
     The second half of every observed container is replaced by its first half, or if that changes nothing by its first
-    row, so that bounds and types that are valid for all rows stay valid.
+    row, so that bounds and types that are valid for all rows stay valid. Tuples are not changed.
     """
     changed = dict(data)
     for name in likelihood_data:
-        values = np.asarray(data[name])
-        if values.ndim == 0 or len(values) < 2:
+        values = to_arrays({name: data[name]}).get(name)
+        if values is None or values.ndim == 0 or len(values) < 2:
             continue
         half = len(values) // 2
         halves = np.concatenate([values[: len(values) - half], values[:half]])
