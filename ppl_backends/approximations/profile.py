@@ -21,6 +21,7 @@ from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.newton import LARGEST_NEWTON_DIM
 from ppl_backends.approximations.verdict import judge_moments
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import real_parts
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 _STEPS = np.linspace(-6.0, 6.0, 25)  # standard deviations of the Gaussian
@@ -161,7 +162,7 @@ def _constrained(target: BaseTarget, x: Array) -> dict[str, Array]:
     """Return points in model space; where a value cannot be computed it is not finite, without a warning."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return target.constrain(x)
+        return {name: real_parts(value) for name, value in target.constrain(x).items()}
 
 
 def _labelled(name: str, values: Array, element: int) -> str:

@@ -34,6 +34,7 @@ from ppl_backends.checks.moving import (
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.marginal_likelihood.draws import read_draws
 from ppl_backends.marginal_likelihood.necks import check_draws
+from ppl_backends.numerics.arrays import real_parts
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, smoothed_weights
 from ppl_backends.numerics.weights import systematic_resampling as resample
 from ppl_backends.options import checked, choice, increasing, integer, none, number, several_names
@@ -392,14 +393,15 @@ class _Quantities:
     def __call__(self, x: Array) -> Array:
         """Return the elements ``(n, k)``."""
         values = self._target.constrain(x)
-        return np.concatenate([np.reshape(values[name], (len(x), -1)) for name in self._names], axis=1)
+        return np.concatenate([real_parts(values[name]).reshape(len(x), -1) for name in self._names], axis=1)
 
     def labels(self, x: Array) -> list[str]:
         """Return the names of the elements, by the labels of their coordinates."""
         values, labels = self._target.constrain(x), []
         for name in self._names:
-            shape = np.shape(values[name])[1:]
-            dims = list(self._target.dims.get(name) or [""] * len(shape))
+            shape = real_parts(values[name]).shape[1:]
+            dims = list(self._target.dims.get(name) or [])
+            dims += [""] * (len(shape) - len(dims))
             coords = [self._target.coords.get(dim or "", ()) for dim in dims]
             axes = [c if len(c) == size else np.arange(size) for c, size in zip(coords, shape, strict=True)]
             for index in np.ndindex(*shape):

@@ -26,6 +26,7 @@ from ppl_backends.importance.beyond import LARGEST_MISSED_SHARE, reason_of_more,
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, share_undefined_near
 from ppl_backends.importance.proposals import Proposal, make_proposal
 from ppl_backends.importance.tails import PILOT_POINTS, with_tails
+from ppl_backends.numerics.arrays import real_parts
 from ppl_backends.numerics.nets import INNER_BITS, sobol
 from ppl_backends.numerics.weights import (
     FEWEST_INDEPENDENT,
@@ -456,8 +457,9 @@ def _weighted_points(
     variables: dict[str, tuple[tuple[str, ...], Any]] = {
         "log_weight": (("chain", "point"), np.stack([chain.log_weights for chain in chains]))
     }
-    for name, value in target.constrain(np.concatenate([chain.x for chain in chains]), rng).items():
-        own = target.dims.get(name) or [""] * (value.ndim - 1)
+    for name, values in target.constrain(np.concatenate([chain.x for chain in chains]), rng).items():
+        value, own = real_parts(values), list(target.dims.get(name) or [])
+        own += [""] * (value.ndim - 1 - len(own))
         labels = [label or f"{name}_dim_{axis}" for axis, label in enumerate(own)]
         variables[name] = (("chain", "point", *labels), value.reshape(len(chains), n, *value.shape[1:]))
     return variables

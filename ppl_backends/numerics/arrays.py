@@ -33,6 +33,12 @@ def with_rows(name: str, held: Array, new: Array, axis: int = 0) -> Array:
     return np.concatenate([held, new], axis=axis)
 
 
+def real_parts(value: Any) -> NDArray[Any]:
+    """Return complex numbers with a last axis of real and imaginary part, as results have them; other values as an array."""
+    array = np.asarray(value)
+    return np.stack([array.real, array.imag], axis=-1) if np.iscomplexobj(array) else array
+
+
 def for_kernels(value: Any) -> Array:
     """Return ``value`` as floats in C order that can be written, itself if it is so already.
 

@@ -16,6 +16,7 @@ import xarray as xr
 
 import ppl_backends
 from ppl_backends.errors import ModelError
+from ppl_backends.numerics.arrays import real_parts
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM, Gaussian
 from ppl_backends.options import Option
 from ppl_backends.targets.protocol import Array, BaseTarget
@@ -175,9 +176,8 @@ def _draws(values: Mapping[str, Array], chains: int, draws: int, coords: Mapping
     """Return variables ``(chains·draws, *shape)`` as a data set with dims (chain, draw, the model's own)."""
     variables, index = {}, {"chain": np.arange(chains), "draw": np.arange(draws)}
     for name, value in values.items():
-        if np.iscomplexobj(value):  # neither NetCDF nor ArviZ's summaries support complex numbers
-            value = np.stack([value.real, value.imag], axis=-1)
-        shaped = np.asarray(value).reshape(chains, draws, *np.shape(value)[1:])
+        value = real_parts(value)  # neither NetCDF nor ArviZ's summaries support complex numbers
+        shaped = value.reshape(chains, draws, *value.shape[1:])
         own = _own_dims(name, shaped.shape[2:], coords, dims, index)
         variables[name] = (["chain", "draw", *own], shaped)
     return xr.Dataset(variables, coords=index)

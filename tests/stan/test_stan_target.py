@@ -504,6 +504,22 @@ def test_draws_of_unit_vectors_determine_the_evidence():
     assert abs(found.log_evidence - exact) < 5 * found.log_evidence_se
 
 
+@pytest.mark.filterwarnings("ignore::ppl_backends.errors.ApproximationWarning")
+def test_methods_take_complex_numbers(language, language_data):
+    """Only mu has data; all priors are proper densities."""
+    from ppl_backends import evidence, fit_vi, sample_importance, sensitivity
+
+    y = np.array(language_data["y"])
+    exact = stats.multivariate_normal.logpdf(y, np.ones(3), np.eye(3) + 1)
+    idata = sample_importance(language, random_seed=1, progressbar=False)
+    found = evidence(idata, language, random_seed=1)
+    assert abs(idata["posterior"].attrs["log_evidence"] - exact) < 0.02
+    assert abs(found.log_evidence - exact) < 5 * found.log_evidence_se
+    table = sensitivity(idata, language, var_names=["c"], powers=[0.8], random_seed=1).table
+    assert np.isfinite(table["prior"]).tolist() == [True, True]  # of real and imaginary part
+    fit_vi(language, random_seed=1, progressbar=False)
+
+
 @pytest.mark.parametrize("digits", [6, 8])
 def test_draws_with_the_digits_of_cmdstans_files(digits):
     """Rounded simplexes and unit vectors do not sum to one to 1e-8, which Stan requires."""
