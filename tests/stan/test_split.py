@@ -617,3 +617,15 @@ def test_an_array_of_tuples_is_not_emptied():
     )
     split = split_of(code, data={"N": 2, "y": [(1, [1.0, 2.0, 3.0]), (2, [0.0, 1.0, 2.0])]}, exclude=())
     assert (split.route, split.likelihood_data) == ("derived", ("y",))
+
+
+@pytest.mark.parametrize(
+    "bounds", ["lower=l", "upper=l", "lower=l, upper=1", "lower=a", "offset=a, multiplier=l", "lower=-l"]
+)
+def test_bounds_are_variables_with_names_of_one_letter(bounds):
+    code = whole(
+        "a ~ normal(0, 1); b ~ normal(0, 1); y ~ normal(b, 1);",
+        data="data { int<lower=0> N; vector[N] y; real l; }",
+        parameters=f"parameters {{ real a; real<{bounds}> b; }}",
+    )
+    assert split_of(code).likelihood_data == ("y",)

@@ -142,9 +142,14 @@ def read_program(mir: str) -> Program:
 
 
 def _range(transform: Any) -> str:
+    """Return the kind of a parameter's range; empty for two bounds that are not numbers, which may be infinite."""
     kind = transform if isinstance(transform, str) else transform[0]
-    plain = all(node[0] in ("Lit", "Promotion") or node[1][1] == "PMinus__" for node in walk(transform))
-    return kind if plain or kind != "LowerUpper" else ""
+    return kind if kind != "LowerUpper" or all(map(_is_number, walk(transform))) else ""
+
+
+def _is_number(node: Node) -> bool:
+    """Return whether a part of an expression is a number, or its sign."""
+    return node[0] in ("Lit", "Promotion") or (node[0] == "FunApp" and node[1][1] == "PMinus__")
 
 
 def _structural(sections: dict[str, Any], program: Program) -> frozenset[str]:
