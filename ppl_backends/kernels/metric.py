@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.numerics.robust import median_and_width
 from ppl_backends.targets.blocks import threads_worth_having
@@ -142,16 +143,32 @@ def cross_fitted_metric(
     half: int | None = None,
     n_first: int | None = None,
     kind: str = "dense",
+    *,
+    local: bool = False,
 ) -> SplitMetric:
     """Return the metric of each half of the points, fitted to the other half.
 
     The points are split at ``half``, by default in the middle. If other points are moved, ``n_first`` of these are in
-    the first half; by default half of them. ``kind`` is one of :data:`METRICS`.
+    the first half; by default half of them. ``kind`` is one of :data:`METRICS`. A ``local`` metric is for moves that do
+    not cross gaps between modes: see :func:`without_gaps`.
     """
     half, estimate = len(x) // 2 if half is None else half, METRICS[kind]
     points = x[half:], x[:half]
-    first, second = (estimate(part, reference) for part in points)
+    first, second = (estimate(without_gaps(part) if local else part, reference) for part in points)
     return SplitMetric(first, second, n_first, points)
+
+
+def without_gaps(x: Array) -> Array:
+    """Return points ``(n, dim)`` with the means of separated modes moved to the mean of all.
+
+    Their covariance is that within modes. The distance of the modes would make the steps of a trajectory too long for
+    each of them.
+    """
+    labels = modes(x)
+    if not labels.any():
+        return x
+    means = np.stack([x[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
+    return np.asarray(x - means[labels] + x.mean(axis=0))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from ppl_backends.kernels.metric import (
     cross_fitted_metric,
     metric_from_points,
     scales_from_points,
+    without_gaps,
 )
 from ppl_backends.kernels.noncentring import NonCentring, find_noncentring, non_centred
 from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, accept, log_density_ratio
@@ -100,12 +101,14 @@ def coordinates_of(particles: PathState, path: TemperingPath) -> Coordinates:
     """Return coordinates for particles of equal weight, all of which are moved."""
     change, reference = _change(particles, path)
     x = _changed(particles.x, change)
-    return Coordinates(cross_fitted_metric(x, reference, kind=path.metric), change, _tails(x, change, path))
+    metric = cross_fitted_metric(x, reference, kind=path.metric, local=path.gradient)
+    return Coordinates(metric, change, _tails(x, change, path))
 
 
 def changed_coordinates(particles: PathState, path: TemperingPath, change: NonCentring) -> Coordinates:
     """Return coordinates for particles of equal weight with a given change of variables."""
-    return Coordinates(cross_fitted_metric(change.to_z(particles.x), kind=path.metric), change)
+    metric = cross_fitted_metric(change.to_z(particles.x), kind=path.metric, local=path.gradient)
+    return Coordinates(metric, change)
 
 
 def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rng: np.random.Generator) -> Coordinates:
@@ -123,9 +126,10 @@ def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rn
     nearest = int(np.argmin(np.abs(halves - n // 2)))
     tails = _tails(x, change, path)
     if not 0.25 < halves[nearest] / n < 0.75:
-        return Coordinates(cross_fitted_metric(x, reference, kind=path.metric), change, tails)
+        metric = cross_fitted_metric(x, reference, kind=path.metric, local=path.gradient)
+        return Coordinates(metric, change, tails)
     n_first = np.searchsorted(drawn.parents, edges[nearest])
-    metric = cross_fitted_metric(x, reference, int(halves[nearest]), int(n_first), path.metric)
+    metric = cross_fitted_metric(x, reference, int(halves[nearest]), int(n_first), path.metric, local=path.gradient)
     return Coordinates(metric, change, tails)
 
 
@@ -139,7 +143,8 @@ def planned_coordinates(
     else:
         particles = path.with_gradients(drawn.particles, drawn.stage, rng)
     change, reference = _change(particles, path)
-    return Coordinates(METRICS[path.metric](_changed(particles.x, change), reference), change, tails)
+    x = _changed(particles.x, change)
+    return Coordinates(METRICS[path.metric](without_gaps(x) if path.gradient else x, reference), change, tails)
 
 
 def _chosen(drawn: Resampled, chosen: Any, path: TemperingPath, rng: np.random.Generator) -> Any:

@@ -284,6 +284,17 @@ def test_cross_fitted_halves_do_not_see_their_own_points():
     assert not np.allclose(before.colour(z)[50:], after.colour(z)[50:])
 
 
+@pytest.mark.parametrize("kind", ["dense", "diagonal"])
+def test_gaps_between_modes_do_not_widen_a_local_metric(kind):
+    """Of two modes 20 sds apart, half the distance of the quantiles of all points is 10."""
+    rng, n = np.random.default_rng(12), 4_000
+    x = rng.standard_normal((n, 2)) + 20.0 * (rng.random(n) < 0.4)[:, None]
+    metric = cross_fitted_metric(x, kind=kind, local=True)
+    for half in (metric.first, metric.second):
+        factor = half.factor if half.factor.ndim == 2 else np.diag(half.factor)
+        np.testing.assert_allclose(factor @ factor.T, np.eye(2), atol=10 * 0.9 / np.sqrt(n / 2))
+
+
 @pytest.mark.parametrize("length", [0.5, 1.0, 3.0])
 def test_trajectories_have_the_length_asked_for(length):
     """On average over 20,000 of them, whatever the step: the sd of a mean is below 0.004 lengths."""
