@@ -59,8 +59,8 @@ def _completed(
     """Return the starts with other points in their ``wrong`` rows: copies of right rows, or points from far away."""
     found = _highest_elsewhere(target, centre, len(x), rng) if wrong.all() else x[~wrong]
     if not len(found):
-        reason = target.explain(centre)
-        raise ModelError(f"{target.label}: no starting point has a positive density{reason and f'; {reason}'}")
+        reason = target.explain(centre) or "check the data and the bounds of the parameters"
+        raise ModelError(f"{target.label}: no starting point has a positive density; {reason}")
     x = x.copy()
     x[wrong] = found[rng.permutation(int(wrong.sum())) % len(found)]
     return x

@@ -263,7 +263,7 @@ def test_a_mixture_at_all_modes_is_judged_by_its_points(df):
 
 def test_bad_input():
     nowhere = FunctionTarget(2, lambda x: (np.full(len(x), np.nan), np.zeros_like(x)))
-    with pytest.raises(ModelError, match="not finite at any start"):
+    with pytest.raises(ModelError, match="no starting point has a positive density; check the data"):
         quiet(nowhere)
     with pytest.raises(ModelError, match="representation='sparse'"):
         quiet(log_gamma_target(), representation="sparse")

@@ -67,7 +67,10 @@ def test_a_likelihood_of_zero_is_zero():
 
 
 def test_a_function_without_a_form_for_numba_stays_with_jax():
-    sorting = replace(LINEAR, proposal=None, transition=lambda p, t, x, z: p.rho * jnp.sort(x[..., None])[..., 0] + z)
+    def transition(p, t, x, z):
+        return p.rho * jnp.sort(x[..., None])[..., 0] + p.sigma_x * z
+
+    sorting = replace(LINEAR, proposal=None, transition=transition)
     filters = Filter(sorting, Y)
     assert compiled(filters, repeated(LG_POINT, 1)) is filters
     auxiliary = Filter(LINEAR, Y, method="auxiliary")
