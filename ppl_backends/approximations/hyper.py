@@ -149,7 +149,11 @@ DROP = {1: 9.0, 2: 7.0}  # nats below the mode at which a lattice ends
 MAX_NODES = 200
 MAX_SHARE = 0.2  # Σ w² above which a lattice is too coarse for the posterior and its spacing is halved
 MOST_HYPER_PARAMETERS = 6
-PART, MOST_PARTS = 128, 4  # points of a net
+PART, FAR_PART, MOST_PARTS = 128, 64, 4  # points of a net
+DISTANCES, WIDEST = (
+    (2.0, 4.0, 8.0),
+    4.0,
+)  # at which tails are looked for, and their width, in standard deviations at the mode
 NET_DF, WIDER = 8.0, 1.2  # degrees of freedom; scale of a Student t over that of the points so far
 AGREE = 0.15  # change of a mean or standard deviation, in standard deviations, below which no more points are added
 KERNEL = 0.8  # the kernels' sd over the spacing of a lattice
@@ -252,27 +256,35 @@ def _flood(evaluate: Evaluate, mode: Any, step: Array) -> tuple[dict[Index, Any]
 def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     """Return points with importance weights: of split Student t, at the mode and then by the moments so far.
 
-    A tail that the density at the mode does not show widens the next one. Parts are added until they agree.
+    A tail that the density near the mode does not show, as that of a scale towards zero, has further points from the
+    start. One that these do not show widens the next part. Parts are added until they agree.
     """
     p, rng = len(mode.phi), np.random.default_rng(0)
-    proposals: list[Any] = [_SplitStudent.around(evaluate, mode, scale)]
+    near, far = _SplitStudent.around(evaluate, mode, scale)
+    new = [(near, PART)] if (far.sides <= WIDER * near.sides).all() else [(near, PART), (far, FAR_PART)]
+    parts: list[tuple[_SplitStudent, int]] = []
     phi = np.empty((0, p))
     nodes: list[Any] = []
     moments: list[tuple[Array, Array]] = []
     while True:
-        new = proposals[-1].sample(PART, rng)
-        new = new[np.argsort((np.linalg.solve(scale, (new - mode.phi).T) ** 2).sum(axis=0))]  # from the mode outwards
-        phi, nodes = np.concatenate([phi, new]), nodes + [evaluate(point, mode.fit) for point in new]
+        for proposal, n in new:
+            points = proposal.sample(n, rng)
+            outwards = np.argsort((np.linalg.solve(scale, (points - mode.phi).T) ** 2).sum(axis=0))
+            phi, nodes = (
+                np.concatenate([phi, points[outwards]]),
+                nodes + [evaluate(x, mode.fit) for x in points[outwards]],
+            )
+        parts += new
         kept = [k for k, node in enumerate(nodes) if node is not None]
-        log_q = logsumexp([q.log_density(phi) for q in proposals], axis=0) - np.log(len(proposals))
+        log_q = logsumexp([np.log(n) + q.log_density(phi) for q, n in parts], axis=0) - np.log(len(nodes))
         log_weights = np.array([nodes[k].log_posterior for k in kept]) - log_q[kept]
         weights = normalised_weights(log_weights)[0]
-        if len(kept) < 2 * p or len(proposals) == MOST_PARTS:
+        if len(kept) < 2 * p or len(moments) == MOST_PARTS - 1:
             break
         moments.append(moments_of(phi[kept], weights))
         if len(moments) > 1 and _agree(*moments[-2:]):
             break
-        proposals.append(_SplitStudent.of_points(phi[kept], weights, *moments[-1]))
+        new = [(_SplitStudent.of_points(phi[kept], weights, *moments[-1]), PART)]
     effective = 1 / float(weights @ weights)
     spread = float(np.clip((4 / (p + 2) / effective) ** (1 / (p + 4)), 0.1, 0.7))  # Silverman's rule
     log_evidence = float(logsumexp(log_weights) - np.log(len(nodes)))
@@ -293,15 +305,14 @@ class _SplitStudent(NamedTuple):
     sides: Array
 
     @classmethod
-    def around(cls, evaluate: Evaluate, mode: Any, scale: Array) -> _SplitStudent:
-        """Compute the scale of each side from the decrease of the density two standard deviations away."""
-        sides = np.ones((2, len(scale)))
+    def around(cls, evaluate: Evaluate, mode: Any, scale: Array) -> tuple[_SplitStudent, _SplitStudent]:
+        """Compute the scale of each side from the decrease of the density: near the mode, and where it is widest."""
+        near, far = np.ones((2, 2, len(scale)))
         for j, column in enumerate(scale.T):
             for row, sign in enumerate((-1.0, 1.0)):
-                node = evaluate(mode.phi + 2.0 * sign * column, mode.fit)
-                drop = 2.0 if node is None else mode.log_posterior - node.log_posterior
-                sides[row, j] = np.clip(2.0 / np.sqrt(2.0 * max(drop, 1e-6)), 0.5, 3.0)
-        return cls(mode.phi, scale, sides)
+                widths = _widths(evaluate, mode, sign * column)
+                near[row, j], far[row, j] = np.clip(widths[0], 0.5, 3.0), np.clip(max(widths), 0.5, WIDEST)
+        return cls(mode.phi, scale, near), cls(mode.phi, scale, far)
 
     @classmethod
     def of_points(cls, points: Array, weights: Array, centre: Array, root: Array) -> _SplitStudent:
@@ -322,6 +333,23 @@ class _SplitStudent(NamedTuple):
         z = np.linalg.solve(self.scale, (x - self.centre).T).T
         each = student_t.logpdf(z / np.where(z < 0, *self.sides), NET_DF) + np.log(2.0 / self.sides.sum(axis=0))
         return np.asarray(each.sum(axis=1) - np.linalg.slogdet(self.scale)[1])
+
+
+def _widths(evaluate: Evaluate, mode: Any, column: Array) -> list[float]:
+    """Return the sd of the Gaussian, in units of a column, with the decrease of the density at each of some distances.
+
+    They end where the density is negligible, or there is no approximation.
+    """
+    widths, fit = [], mode.fit
+    for distance in DISTANCES:
+        node = evaluate(mode.phi + distance * column, fit)
+        if node is None:
+            break
+        drop, fit = mode.log_posterior - node.log_posterior, node.fit
+        widths.append(distance / float(np.sqrt(2.0 * max(drop, 1e-6))))
+        if drop > DROP[GRID_DIM]:
+            break
+    return widths or [1.0]
 
 
 def draws_at_points(

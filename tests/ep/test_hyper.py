@@ -9,6 +9,7 @@ import numpy as np
 import pymc as pm
 import pytest
 from scipy import stats
+from scipy.special import logsumexp
 
 import ppl_backends as pb
 from ppl_backends.approximations.hyper import MAX_NODES, PART, lattice, narrowed, net
@@ -230,6 +231,22 @@ def test_net_follows_a_tail_that_the_mode_does_not_show():
     assert np.abs((mean - 0.6 * root[:, 0]) / sds).max() < 0.1
     np.testing.assert_allclose(np.sqrt((factor**2).sum(axis=1)), sds, rtol=0.1)
     assert abs(design.log_evidence) < 0.1
+
+
+@pytest.mark.parametrize("share", [0.02, 0.03, 0.05])
+def test_net_has_points_in_a_far_tail(share):
+    """The first of three coordinates is (1 - s) N(0, 1) + s N(-5, 1.5²), so that s/2 of the mass is below -5."""
+
+    def node(phi, start=None):
+        tail = np.logaddexp(
+            np.log(1 - share) + stats.norm.logpdf(phi[0]), np.log(share) + stats.norm.logpdf(phi[0], -5, 1.5)
+        )
+        return SimpleNamespace(phi=phi, fit=None, log_posterior=tail + stats.norm.logpdf(phi[1:]).sum())
+
+    design = net(node, node(np.zeros(3)), np.eye(3))
+    weights = np.exp(design.log_weights - logsumexp(design.log_weights))
+    assert weights[design.points[:, 0] < -5].sum() == pytest.approx(share / 2, rel=0.4)  # five to nine points
+    assert abs(design.log_evidence) < 0.01
 
 
 def test_net_of_a_gaussian_has_two_parts():
