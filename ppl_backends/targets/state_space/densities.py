@@ -29,9 +29,8 @@ from ppl_backends.targets.state_space.model import Parameters, StateSpaceModel
 from ppl_backends.targets.state_space.step import parameters_of, states
 
 DRAWS = 4096
-LARGEST_Z = (
-    6.0  # of differences of means of bounded numbers; a normal has it once in 5·10⁸, and a check looks at about 100
-)
+# Of differences of means of bounded numbers; a normal has it once in 5·10⁸, and a check looks at about 100
+LARGEST_Z = 6.0
 LARGEST_LOGIT = 4.0
 BOX = 0.9  # share of draws between the ends of the interval whose halves are exchanged
 MOST_ZERO = 0.01  # share of draws of density zero, as rounding puts some on the edge of a support
