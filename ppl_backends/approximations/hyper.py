@@ -150,10 +150,8 @@ MAX_NODES = 200
 MAX_SHARE = 0.2  # Σ w² above which a lattice is too coarse for the posterior and its spacing is halved
 MOST_HYPER_PARAMETERS = 6
 PART, FAR_PART, MOST_PARTS = 128, 64, 4  # points of a net
-DISTANCES, WIDEST = (
-    (2.0, 4.0, 8.0),
-    4.0,
-)  # at which tails are looked for, and their width, in standard deviations at the mode
+DISTANCES = (2.0, 4.0, 8.0)  # in standard deviations at the mode, at which the density shows the tails
+WIDEST = 4.0  # scale of a far part, in the same units
 NET_DF, WIDER = 8.0, 1.2  # degrees of freedom; scale of a Student t over that of the points so far
 AGREE = 0.15  # change of a mean or standard deviation, in standard deviations, below which no more points are added
 KERNEL = 0.8  # the kernels' sd over the spacing of a lattice
@@ -269,11 +267,8 @@ def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     while True:
         for proposal, n in new:
             points = proposal.sample(n, rng)
-            outwards = np.argsort((np.linalg.solve(scale, (points - mode.phi).T) ** 2).sum(axis=0))
-            phi, nodes = (
-                np.concatenate([phi, points[outwards]]),
-                nodes + [evaluate(x, mode.fit) for x in points[outwards]],
-            )
+            points = points[np.argsort((np.linalg.solve(scale, (points - mode.phi).T) ** 2).sum(axis=0))]  # outwards
+            phi, nodes = np.concatenate([phi, points]), nodes + [evaluate(point, mode.fit) for point in points]
         parts += new
         kept = [k for k, node in enumerate(nodes) if node is not None]
         log_q = logsumexp([np.log(n) + q.log_density(phi) for q, n in parts], axis=0) - np.log(len(nodes))

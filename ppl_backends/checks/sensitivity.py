@@ -39,7 +39,7 @@ from ppl_backends.numerics.weights import effective_sample_size, normalised_weig
 from ppl_backends.numerics.weights import systematic_resampling as resample
 from ppl_backends.options import checked, choice, increasing, integer, none, number, several_names
 from ppl_backends.random import spawn_generators
-from ppl_backends.results.inference_data import build_inference_data
+from ppl_backends.results.inference_data import build_inference_data, dims_of
 from ppl_backends.results.tables import whole
 from ppl_backends.smc.health import MEMORY_LEFT
 from ppl_backends.targets.convert import as_target
@@ -400,9 +400,7 @@ class _Quantities:
         values, labels = self._target.constrain(x), []
         for name in self._names:
             shape = real_parts(values[name]).shape[1:]
-            dims = list(self._target.dims.get(name) or [])
-            dims += [""] * (len(shape) - len(dims))
-            coords = [self._target.coords.get(dim or "", ()) for dim in dims]
+            coords = [self._target.coords.get(dim, ()) for dim in dims_of(name, len(shape), self._target.dims)]
             axes = [c if len(c) == size else np.arange(size) for c, size in zip(coords, shape, strict=True)]
             for index in np.ndindex(*shape):
                 place = ", ".join(str(axis[i]) for axis, i in zip(axes, index, strict=True))

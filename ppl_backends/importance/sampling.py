@@ -46,7 +46,7 @@ from ppl_backends.options import approximation as approximation_option
 from ppl_backends.options import check_memory, checked, choice, flag
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
-from ppl_backends.results import build_inference_data
+from ppl_backends.results import build_inference_data, dims_of
 from ppl_backends.targets.convert import as_target, naming
 from ppl_backends.targets.estimated import EstimatedTarget
 from ppl_backends.targets.integral import stated_integral
@@ -458,8 +458,7 @@ def _weighted_points(
         "log_weight": (("chain", "point"), np.stack([chain.log_weights for chain in chains]))
     }
     for name, values in target.constrain(np.concatenate([chain.x for chain in chains]), rng).items():
-        value, own = real_parts(values), list(target.dims.get(name) or [])
-        own += [""] * (value.ndim - 1 - len(own))
-        labels = [label or f"{name}_dim_{axis}" for axis, label in enumerate(own)]
-        variables[name] = (("chain", "point", *labels), value.reshape(len(chains), n, *value.shape[1:]))
+        value = real_parts(values)
+        own = dims_of(name, value.ndim - 1, target.dims)
+        variables[name] = (("chain", "point", *own), value.reshape(len(chains), n, *value.shape[1:]))
     return variables

@@ -36,7 +36,9 @@ def unlike_draws(model: DoublyIntractable, x: Array, direction: Array, rng: np.r
             at = [draws if n == FIRST_DRAWS else model.simulate(x, n, rng), model.simulate(other, n, rng)]
         except ModelError:
             return 0.0
-        z = slope_difference(*(model.log_f_difference(x, other, data) for data in at))
+        with np.errstate(all="ignore"):
+            ratios = [model.log_f_difference(x, other, data) for data in at]
+        z = slope_difference(*ratios)
         if abs(z) < DOUBTFUL_Z:
             return 0.0
     return z
@@ -47,7 +49,8 @@ def _apart(model: DoublyIntractable, x: Array, direction: Array, draws: Array) -
     step = 1.0
     for _ in range(DOUBLINGS):
         other = x + step * direction
-        spread = float(np.std(model.log_f_difference(x, other, draws)))
+        with np.errstate(all="ignore"):  # far from the posterior
+            spread = float(np.std(model.log_f_difference(x, other, draws)))
         if not np.isfinite(spread) or not np.isfinite(model.log_prior(other[None])[0]):
             step *= 0.25
         elif spread == 0:

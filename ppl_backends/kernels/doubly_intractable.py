@@ -76,15 +76,13 @@ class DoublyIntractable:
     def log_likelihood_ratio(self, x: Array, t: Array, draws: NDArray) -> float:
         """Return log f(y|t)/f(y|x) · Z(x)/Z(t), with the mean of f(u|x)/f(u|t) over u from ``t`` for the second factor."""
         data = np.concatenate([self._likelihood.observed, draws])
-        with np.errstate(invalid="ignore"):
-            log_f = self._likelihood.log_unnormalized
-            gain = log_f(self._full(t), data) - log_f(self._full(x), data)
+        gain = self.log_f_difference(x, t, data)
         return float(gain[0] + np.logaddexp.reduce(-gain[1:]) - np.log(len(draws)))
 
     def log_f_difference(self, x: Array, t: Array, data: NDArray) -> Array:
         """Return log f(u|t) − log f(u|x) ``(n,)`` of data sets."""
         log_f = self._likelihood.log_unnormalized
-        with np.errstate(all="ignore"):
+        with np.errstate(invalid="ignore"):
             return np.asarray(log_f(self._full(t), data) - log_f(self._full(x), data))
 
     def observed_score(self, x: Array) -> Array:

@@ -1,5 +1,5 @@
 """Results as InferenceData."""
 
-from ppl_backends.results.inference_data import build_inference_data
+from ppl_backends.results.inference_data import build_inference_data, dims_of
 
-__all__ = ["build_inference_data"]
+__all__ = ["build_inference_data", "dims_of"]

@@ -193,12 +193,17 @@ def _constants(values: Mapping[str, Array], coords: Mapping, dims: Mapping) -> x
     return xr.Dataset(variables, coords=index)
 
 
+def dims_of(name: str, n_axes: int, dims: Mapping) -> list[str]:
+    """Return the model's dims of a variable, or ArviZ's ``name_dim_k`` where it has none."""
+    given = list(dims.get(name) or [])
+    given += [None] * (n_axes - len(given))
+    return [given[axis] or f"{name}_dim_{axis}" for axis in range(n_axes)]
+
+
 def _own_dims(name: str, shape: tuple[int, ...], coords: Mapping, dims: Mapping, index: dict) -> list[str]:
     """Return the model's dims of a variable, or ArviZ's ``name_dim_k`` if it has none; add the coordinates that they need."""
-    given = list(dims.get(name) or [])
     own = []
-    for axis, length in enumerate(shape):
-        dim = given[axis] if axis < len(given) and given[axis] is not None else f"{name}_dim_{axis}"
+    for axis, (dim, length) in enumerate(zip(dims_of(name, len(shape), dims), shape, strict=True)):
         labels = coords.get(dim)
         if labels is None or len(labels) != length:
             labels = np.arange(length)

@@ -101,14 +101,12 @@ def coordinates_of(particles: PathState, path: TemperingPath) -> Coordinates:
     """Return coordinates for particles of equal weight, all of which are moved."""
     change, reference = _change(particles, path)
     x = _changed(particles.x, change)
-    metric = cross_fitted_metric(x, reference, kind=path.metric, local=path.gradient)
-    return Coordinates(metric, change, _tails(x, change, path))
+    return Coordinates(_metric(x, path, reference), change, _tails(x, change, path))
 
 
 def changed_coordinates(particles: PathState, path: TemperingPath, change: NonCentring) -> Coordinates:
     """Return coordinates for particles of equal weight with a given change of variables."""
-    metric = cross_fitted_metric(change.to_z(particles.x), kind=path.metric, local=path.gradient)
-    return Coordinates(metric, change)
+    return Coordinates(_metric(change.to_z(particles.x), path), change)
 
 
 def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rng: np.random.Generator) -> Coordinates:
@@ -126,11 +124,20 @@ def coordinates_of_chains(drawn: Resampled, length: int, path: TemperingPath, rn
     nearest = int(np.argmin(np.abs(halves - n // 2)))
     tails = _tails(x, change, path)
     if not 0.25 < halves[nearest] / n < 0.75:
-        metric = cross_fitted_metric(x, reference, kind=path.metric, local=path.gradient)
-        return Coordinates(metric, change, tails)
+        return Coordinates(_metric(x, path, reference), change, tails)
     n_first = np.searchsorted(drawn.parents, edges[nearest])
-    metric = cross_fitted_metric(x, reference, int(halves[nearest]), int(n_first), path.metric, local=path.gradient)
-    return Coordinates(metric, change, tails)
+    return Coordinates(_metric(x, path, reference, int(halves[nearest]), int(n_first)), change, tails)
+
+
+def _metric(
+    x: Array,
+    path: TemperingPath,
+    reference: Gaussian | None = None,
+    half: int | None = None,
+    n_first: int | None = None,
+) -> SplitMetric:
+    """Return the metric of each half, within modes if moves use gradients, because these stay in their mode."""
+    return cross_fitted_metric(x, reference, half, n_first, path.metric, local=path.gradient)
 
 
 def planned_coordinates(

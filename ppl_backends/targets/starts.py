@@ -8,6 +8,8 @@ highest density are the starts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,26 +27,38 @@ def jittered_starts(target: BaseTarget, start: Array, n: int, rng: np.random.Gen
 
     Rows of zero density are jittered again, over a range that is halved every other round.
     """
-    x = np.tile(start, (n, 1))
-    wrong = np.ones(n, dtype=bool)
-    for round_ in range(JITTER_ROUNDS):
-        x[wrong] = start + 0.5 ** (round_ // 2) * rng.uniform(-1.0, 1.0, size=(int(wrong.sum()), target.dim))
-        wrong = ~_inside(target, x)
-        if not wrong.any():
-            return x
-    return _completed(target, x, wrong, start, rng)
+
+    def draw(size: int, round_: int) -> Array:
+        return start + 0.5 ** (round_ // 2) * rng.uniform(-1.0, 1.0, size=(size, target.dim))
+
+    return _starts(target, draw, n, JITTER_ROUNDS, start, rng)
 
 
 def uniform_starts(target: BaseTarget, n: int, rng: np.random.Generator) -> Array:
     """Return ``n`` points ``(n, dim)`` uniform on (-2, 2) in every coordinate; rows of zero density are drawn again."""
-    x = np.empty((n, target.dim))
-    wrong = np.ones(n, dtype=bool)
-    for _ in range(UNIFORM_ROUNDS):
-        x[wrong] = rng.uniform(-_HALF_RANGE, _HALF_RANGE, size=(int(wrong.sum()), target.dim))
+
+    def draw(size: int, round_: int) -> Array:
+        return rng.uniform(-_HALF_RANGE, _HALF_RANGE, size=(size, target.dim))
+
+    return _starts(target, draw, n, UNIFORM_ROUNDS, np.zeros(target.dim), rng)
+
+
+def _starts(
+    target: BaseTarget,
+    draw: Callable[[int, int], Array],
+    n: int,
+    rounds: int,
+    centre: Array,
+    rng: np.random.Generator,
+) -> Array:
+    """Return points of ``draw(size, round)``, drawn again where the density is zero, or others after all ``rounds``."""
+    x, wrong = np.empty((n, target.dim)), np.ones(n, dtype=bool)
+    for round_ in range(rounds):
+        x[wrong] = draw(int(wrong.sum()), round_)
         wrong = ~_inside(target, x)
         if not wrong.any():
             return x
-    return _completed(target, x, wrong, np.zeros(target.dim), rng)
+    return _completed(target, x, wrong, centre, rng)
 
 
 def _inside(target: BaseTarget, x: Array) -> NDArray[np.bool_]:

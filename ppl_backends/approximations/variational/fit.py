@@ -303,11 +303,11 @@ def _bases(
         if mean.shape != (target.dim,):
             raise ModelError(f"initial has shape {mean.shape}; expected ({target.dim},)")
         found = [Gaussian(mean, np.ones(target.dim))]
-    usable = [base for base in (_usable(target, base, rng) for base in found) if base is not None]
+    usable = _usable(target, found, rng)
     if not usable and isinstance(start, str):  # the bound of the support cuts off their means
         points = target.initial_points(PILOT_DRAWS, rng)
         highest = points[np.argmax(target.log_density(points))]
-        usable = [base for base in [_usable(target, Gaussian(highest, np.ones(target.dim)), rng)] if base is not None]
+        usable = _usable(target, [Gaussian(highest, np.ones(target.dim))], rng)
     if not usable:
         reason = target.explain(found[0].mean) or "give another initial="
         raise ModelError(f"{target.label}: the log density is not finite around the start; {reason}")
@@ -340,7 +340,12 @@ def _laplace(target: BaseTarget, rng: np.random.Generator) -> GaussianApproximat
     return gaussian_at_mode(target, start, random_seed=rng)
 
 
-def _usable(target: BaseTarget, base: Any, rng: np.random.Generator) -> Gaussian | None:
+def _usable(target: BaseTarget, bases: Sequence[Any], rng: np.random.Generator) -> list[Gaussian]:
+    """Return the bases that can be narrowed so far that the density is finite around them."""
+    return [base for base in (_narrowed(target, base, rng) for base in bases) if base is not None]
+
+
+def _narrowed(target: BaseTarget, base: Any, rng: np.random.Generator) -> Gaussian | None:
     """Return the base, narrowed until the density is finite at all of a few of its points; None if it never is."""
     z = rng.standard_normal((PILOT_DRAWS, target.dim))
     q = Gaussian(base.mean, base.cholesky)

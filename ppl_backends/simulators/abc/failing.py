@@ -15,8 +15,6 @@ from ppl_backends.simulators.abc.problem import AbcProblem
 from ppl_backends.simulators.abc.stages import Budget
 from ppl_backends.targets.protocol import Array
 
-Counts = NDArray[np.integer]
-
 POINTS, FEWEST_POINTS, DATA_SETS = 400, 50, 4
 SHARE = 0.1  # of the simulations so far, at most
 JITTER = 0.5  # standard deviations by which draws are moved, so that some come beyond a bound of the posterior
@@ -44,10 +42,10 @@ def failing_beside(problem: AbcProblem, draws: Array, budget: Budget, rng: np.ra
         return 0.0
     budget.spend(len(distances))
     not_finite = np.sum(~np.isfinite(distances.reshape(len(x), DATA_SETS)), axis=1)
-    return failing_share(not_finite, np.full(len(x), DATA_SETS))
+    return failing_share(not_finite, DATA_SETS)
 
 
-def failing_share(not_finite: Counts, counts: Counts) -> float:
+def failing_share(not_finite: NDArray[np.integer], n: int) -> float:
     """Return the share of points without a finite data set, or 0 if chance explains them.
 
     They are not due to chance if their share is nearer to the share of data sets that are not finite than to what
@@ -55,20 +53,20 @@ def failing_share(not_finite: Counts, counts: Counts) -> float:
 
     Parameters
     ----------
-    not_finite, counts : ndarray of int (n,)
-        Number of data sets of a point that are not finite, and of all.
+    not_finite : ndarray of int
+        Number of data sets of every point that are not finite.
+    n : int
+        Number of all data sets of a point.
 
     Examples
     --------
-    >>> failing_share(np.array([4, 0, 0, 4]), np.full(4, 4))
+    >>> failing_share(np.array([4, 0, 0, 4]), 4)
     0.5
-    >>> failing_share(np.array([4, 2, 3, 3]), np.full(4, 4))
+    >>> failing_share(np.array([4, 2, 3, 3]), 4)
     0.0
     """
-    if not len(counts) or not not_finite.any():
-        return 0.0
-    failed, chance = float(np.mean(not_finite == counts)), not_finite.sum() / counts.sum()
-    return failed if failed > 0.5 * (chance + np.mean(chance**counts)) else 0.0
+    failed, chance = float(np.mean(not_finite == n)), float(np.mean(not_finite)) / n
+    return failed if failed > 0.5 * (chance + chance**n) else 0.0
 
 
 def reason_of_failing(share: float) -> str:

@@ -204,8 +204,8 @@ class AbcProblem:
 
     def look_at(self, distances: Array) -> None:
         """Record the range of the finite distances of simulated data sets."""
-        finite = np.ravel(distances)[np.isfinite(np.ravel(distances))]
-        self.n_not_finite += np.size(distances) - len(finite)
+        finite = distances[np.isfinite(distances)]
+        self.n_not_finite += distances.size - len(finite)
         if len(finite):
             self.nearest, self.farthest = min(self.nearest, finite.min()), max(self.farthest, finite.max())
             self.n_finite += len(finite)

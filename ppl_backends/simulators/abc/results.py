@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from ppl_backends.errors import SamplerWarning, user_level
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, reasons_of_undefined
 from ppl_backends.numerics.weights import systematic_resampling
-from ppl_backends.results import build_inference_data
+from ppl_backends.results import build_inference_data, dims_of
 from ppl_backends.simulators.abc.adjustment import adjusted
+from ppl_backends.simulators.abc.failing import reason_of_failing
 from ppl_backends.simulators.abc.importance import mean_with_error
 from ppl_backends.simulators.abc.populations import PopulationsResult, PopulationStage, picked
 from ppl_backends.simulators.abc.problem import AbcProblem
@@ -147,8 +148,12 @@ def to_inference_data(
     problem: AbcProblem, found: Found, adjust: str | None, seconds: float, rng: np.random.Generator
 ) -> Any:
     """Return the result as InferenceData, and warn of its faults."""
-    said = problem.fault(found.epsilon) or _ignored(problem, found)
-    found = found._replace(trouble="; ".join(filter(None, (found.trouble, said))))
+    reasons = (
+        found.trouble,
+        reason_of_failing(found.attrs["failing"]),
+        problem.fault(found.epsilon) or _ignored(problem, found),
+    )
+    found = found._replace(trouble="; ".join(filter(None, reasons)))
     if found.trouble:
         warnings.warn(f"sample_abc: {found.trouble}", SamplerWarning, stacklevel=user_level())
     experiment = problem.experiment
@@ -339,19 +344,14 @@ def _population_estimates(
 
 def _named(problem: AbcProblem, name: str, mean: Array, error: Array, sd: Array) -> Variables:
     """Return three figures of a variable, with its dimensions."""
-    labels = _labels(problem, name, mean.ndim)
+    labels = tuple(dims_of(name, mean.ndim, problem.target.dims))
     return {f"{name}_{suffix}": (labels, figure) for suffix, figure in (("mean", mean), ("mean_se", error), ("sd", sd))}
-
-
-def _labels(problem: AbcProblem, name: str, ndim: int) -> tuple[str, ...]:
-    own = problem.target.dims.get(name) or [""] * ndim
-    return tuple(label or f"{name}_dim_{axis}" for axis, label in enumerate(own))
 
 
 def _predictive(problem: AbcProblem, data: list[NDArray]) -> Variables:
     """Return for each draw a data set on which its weight does not depend, from data ``(chain, draw, ...)``."""
     return {
-        simulator.name: (("chain", "draw", *_labels(problem, simulator.name, len(simulator.shape))), each)
+        simulator.name: (("chain", "draw", *dims_of(simulator.name, len(simulator.shape), problem.target.dims)), each)
         for simulator, each in zip(problem.experiment.simulators, data, strict=True)
     }
 

@@ -14,7 +14,7 @@ from ppl_backends.options import array, check_memory, checked, choice, flag, fun
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike, spawn_generators
 from ppl_backends.simulators.abc.discrepancy import DISTANCES, SUMMARIES
-from ppl_backends.simulators.abc.failing import failing_beside, reason_of_failing
+from ppl_backends.simulators.abc.failing import failing_beside
 from ppl_backends.simulators.abc.kernels import KERNELS
 from ppl_backends.simulators.abc.populations import PopulationStage, run_populations
 from ppl_backends.simulators.abc.problem import AbcProblem, make_problem
@@ -292,6 +292,5 @@ def _run(
         call = _Call(problem, plan, budget, executor, adjust, rngs, result_rng, progress, lines, started)
         found = call.populations() if method == "smc" else call.sequential(may_give_up=method == "auto")
     failing = failing_beside(problem, found.draws, budget, result_rng)
-    trouble = "; ".join(filter(None, (found.trouble, reason_of_failing(failing))))
-    found = found._replace(trouble=trouble, attrs={**found.attrs, "failing": failing})
+    found = found._replace(attrs={**found.attrs, "failing": failing})
     return to_inference_data(problem, found, adjust, time.perf_counter() - started, result_rng)

@@ -114,7 +114,7 @@ class CompiledModel:
         """Return the model on data passed as JSON."""
         error = c_void_p()
         handle = library.bs_model_construct(to_json(data).encode(), SEED, byref(error))
-        return cls(library, _constructed(library, handle, error, label, to_arrays(data)), label)
+        return cls(library, _constructed(library, handle, error, label, data), label)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -365,14 +365,12 @@ def _log_prints(library: ctypes.CDLL, printed: int, label: str) -> None:
     logger.info("%s prints: %s", label, _take(library, printed).rstrip())
 
 
-def _constructed(
-    library: ctypes.CDLL, handle: int | None, error: c_void_p, label: str, arrays: Mapping[str, NDArray[Any]]
-) -> int:
+def _constructed(library: ctypes.CDLL, handle: int | None, error: c_void_p, label: str, data: Mapping[str, Any]) -> int:
     """Return the handle of a new object; raise Stan's error about its data otherwise."""
     if handle:
         return handle
     message = _take(library, error.value) if error.value else "the model could not be constructed"
-    raise ModelError(f"{label}: {_about_data(message, arrays)}")
+    raise ModelError(f"{label}: {_about_data(message, to_arrays(data))}")
 
 
 def _about_data(message: str, arrays: Mapping[str, NDArray[Any]]) -> str:

@@ -26,7 +26,7 @@ from scipy.special import expit
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.state_space.model import Parameters, StateSpaceModel
-from ppl_backends.targets.state_space.step import parameters_of, states
+from ppl_backends.targets.state_space.step import each_of_two, parameters_of, states, without_missing
 
 DRAWS = 4096
 # Of differences of means of bounded numbers; a normal has it once in 5·10⁸, and a check looks at about 100
@@ -114,9 +114,8 @@ def check_densities(
         If they do not; the message names the function.
     """
     rng = np.random.default_rng(3)
-    known = {name: jnp.asarray(np.nan_to_num(value)) for name, value in rows.items()}
-    for i in range(min([2, *map(len, values.values())])):
-        one = {name: jnp.asarray(value, dtype=jnp.float64)[i : i + 1] for name, value in values.items()}
+    known = without_missing(rows)
+    for one in each_of_two(values):
         first = Row(model, one, known, None)
         if model.log_initial is not None:
             _raise(first, _moved_faults(first, None, rng))

@@ -12,7 +12,7 @@ import numpy as np
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array
 from ppl_backends.targets.state_space.model import StateSpaceModel
-from ppl_backends.targets.state_space.step import parameters_of, states
+from ppl_backends.targets.state_space.step import parameters_of, states, without_missing
 
 POINTS, PARTICLES = 2, 3
 CLOSE = 1e-6  # relative difference above which values differ by more than rounding
@@ -31,7 +31,7 @@ def check_elementwise(
         If a particle gets another value in company; the message names the function.
     """
     n = min([POINTS, *map(len, values.values())])
-    known = {name: jnp.asarray(np.nan_to_num(value)) for name, value in rows.items()}
+    known = without_missing(rows)
     some = {name: jnp.asarray(value, dtype=jnp.float64)[:n] for name, value in values.items()}
     rng = np.random.default_rng(1)
     shape = (n, PARTICLES) if model.n_normals == 1 else (n, PARTICLES, model.n_normals)

@@ -24,7 +24,7 @@ from ppl_backends.targets.state_space.densities import (
     repeated,
 )
 from ppl_backends.targets.state_space.model import StateSpaceModel
-from ppl_backends.targets.state_space.step import parameters_of, states
+from ppl_backends.targets.state_space.step import each_of_two, parameters_of, states, without_missing
 
 OFTEN = 20  # number of draws of a value that counts
 IN_BOX = 0.3  # share of independent draws in the box on which a density is integrated
@@ -48,9 +48,8 @@ def check_proposal(
     ModelError
         If their mean over the draws in a box is not the probability of the box under the transition.
     """
-    rng, known = np.random.default_rng(4), _known(rows)
-    for i in range(min([2, *map(len, values.values())])):
-        one = _one(values, i)
+    rng, known = np.random.default_rng(4), without_missing(rows)
+    for one in each_of_two(values):
         first = Row(model, one, known, None)
         x = first.drawn(rng)[:, :1]
         for t in [0] * (model.log_initial is not None) + times:
@@ -109,9 +108,9 @@ def check_factors(
     ModelError
         If they do; the message names the function.
     """
-    known, found = _known(rows), []
-    for i in range(2):
-        rng, one = np.random.default_rng(5), _one(values, i)
+    known, found = without_missing(rows), []
+    for one in each_of_two(values):
+        rng = np.random.default_rng(5)
         first = Row(model, one, known, None)
         x = first.drawn(rng)[:, :1]
         later = [Row(model, one, known, t) for t in times]
@@ -148,12 +147,3 @@ def _integral(row: Row, x: Array | None, rng: np.random.Generator) -> _Integral 
         return None
     value = volume / mean
     return _Integral(value, value * inverse.std() / mean / np.sqrt(DRAWS))
-
-
-def _known(rows: Mapping[str, Array]) -> dict[str, Any]:
-    return {name: jnp.asarray(np.nan_to_num(value)) for name, value in rows.items()}
-
-
-def _one(values: Mapping[str, Array], i: int) -> dict[str, Any]:
-    """Return one of the values, as an array of one."""
-    return {name: jnp.asarray(value, dtype=jnp.float64)[i : i + 1] for name, value in values.items()}

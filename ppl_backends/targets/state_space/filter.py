@@ -251,8 +251,8 @@ class Filter:
         check_elementwise(self.model, parameters, self.rows, rows if known else rows[:1], proposes)
         if known:
             check_densities(self.model, parameters, self.rows, self.checked_rows)
-        if known and proposes:
-            check_proposal(self.model, parameters, self.rows, self.checked_rows)
+            if proposes:
+                check_proposal(self.model, parameters, self.rows, self.checked_rows)
         where = index_beyond(self.model, parameters, self.rows, self.n_rows)
         if where:
             text = (

@@ -12,7 +12,7 @@ from jax.experimental import checkify
 
 from ppl_backends.targets.protocol import Array, Index
 from ppl_backends.targets.state_space.model import StateSpaceModel
-from ppl_backends.targets.state_space.step import parameters_of, states
+from ppl_backends.targets.state_space.step import parameters_of, states, without_missing
 
 
 def index_beyond(model: StateSpaceModel, values: Mapping[str, Array], rows: Mapping[str, Array], n_rows: int) -> str:
@@ -22,7 +22,7 @@ def index_beyond(model: StateSpaceModel, values: Mapping[str, Array], rows: Mapp
     without noise. Entries that are missing count as zero.
     """
     first = {name: jnp.asarray(value)[:1] for name, value in values.items()}
-    known = {name: jnp.asarray(np.nan_to_num(value)) for name, value in rows.items()}
+    known = without_missing(rows)
     asked: set[str] = set()
 
     def inputs(t: Any) -> tuple[Any, Any, Any]:

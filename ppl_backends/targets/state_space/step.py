@@ -7,13 +7,14 @@ weights; without resampling it includes the weights of the previous row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.state_space.model import Parameters, StateSpaceModel
@@ -103,6 +104,17 @@ class Kept(NamedTuple):
     x: Any
     log_g: Any
     uniform: Any
+
+
+def without_missing(rows: Rows) -> dict[str, Any]:
+    """Return the rows as JAX's arrays, in which missing entries are zero."""
+    return {name: jnp.asarray(np.nan_to_num(value)) for name, value in rows.items()}
+
+
+def each_of_two(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the first two of the parameter values, or the only one, as arrays of one."""
+    for i in range(min([2, *map(len, values.values())])):
+        yield {name: jnp.asarray(value, dtype=jnp.float64)[i : i + 1] for name, value in values.items()}
 
 
 def parameters_of(values: Mapping[str, Any], rows: Rows, t: Any, asked: set[str] | None = None) -> Parameters:
