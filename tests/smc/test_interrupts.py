@@ -115,7 +115,8 @@ def test_ctrl_c_keeps_the_chains_that_workers_finished(tmp_path):
     assert left["sizes"]["chain"] in (1, 2)
     assert left["sizes"]["draw"] == OPTIONS["draws"]
     assert left["complete"] == 0
-    assert left["accuracy"] == "exact"
+    # Nothing shows what a chain misses that finished alone
+    assert left["accuracy"] == ("exact" if left["sizes"]["chain"] == 2 else "approximate")
     assert "interrupted: " in left["said"][0]
     whole = group(pb.sample_smc(conjugate_gaussian(3).target, **OPTIONS), "posterior")["x"].values
     assert any(np.array_equal(left["first"], chain) for chain in whole)
