@@ -20,6 +20,9 @@ os.environ.setdefault("NUMBA_OPT", "1")
 if "gcc__cxxflags" not in (flags := os.environ.get("PYTENSOR_FLAGS", "")):
     os.environ["PYTENSOR_FLAGS"] = f"{flags},gcc__cxxflags=-g0".strip(",")  # without what only debuggers read
 
+# On its first import of a day, ArviZ writes a file by a temporary one whose name all processes share, which fails in one
+# of two that do it at once. pytest-xdist imports this module before it starts workers.
+import arviz  # noqa: F401
 import pytest
 from hypothesis import HealthCheck, settings
 
