@@ -194,6 +194,12 @@ def test_the_habits_of_pymc_are_named():
         pb.fit_laplace(5)
     with pytest.raises(ModelError, match=r"^sample_smc\(\) takes options by name, not by position: write draws=1000$"):
         pb.sample_smc(target, 1000)
+    with pytest.raises(ModelError, match=r"which is one of pm.sample: write log_likelihood=True or log_prior=True$"):
+        pb.sample_smc(target, idata_kwargs={"log_likelihood": True})
+    with pytest.raises(
+        ModelError, match=r"^sample_mcmc\(\) has no option 'idata_kwargs', .*: write log_likelihood=True$"
+    ):
+        pb.sample_mcmc(target, idata_kwargs={"log_likelihood": True})
     with pytest.raises(ModelError, match=r"not by position: write data=\{'N': 3\}$"):
         pb.sample_smc("model.stan", {"N": 3})
     with pytest.raises(ModelError, match=r"^select_variables\(\) takes data by name, not by position: write select_v"):

@@ -26,7 +26,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 POINTS = 256
 LARGEST_SHIFT = 0.2  # of a mean, in posterior standard deviations
-SD_RANGE = (0.8, 1.2)  # of a posterior standard deviation over the Gaussian's
+SD_RANGE = (1 / 1.2, 1.2)  # of a posterior standard deviation over the Gaussian's: neither is a fifth too large
 # To first order in w, a t with 5 degrees of freedom, which is 1.4 times as wide as the Gaussian at its mode, is 1.19
 # times as wide.
 LARGEST_FIRST_ORDER_RATIO = 1.15

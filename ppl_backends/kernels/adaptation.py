@@ -19,6 +19,9 @@ from ppl_backends.targets.protocol import Array
 
 GAMMA, T0, KAPPA = 0.05, 10.0, 0.75
 FIRST_WINDOW = 100
+# A trajectory is as long as a few standard deviations of its metric. With a metric a thousand times too small, windows
+# would measure how far chains went
+SHORT, MOST_SHORT, SPREAD = 20, 10, 3.0  # steps, times, and standard deviations after which a metric is too small
 LONGEST_STEP = 2.0  # in calibrated units, if the shape is unknown: simulators may fail at points that are far out
 
 
@@ -35,7 +38,7 @@ class DualAveraging(NamedTuple):
         Log scale of the next step, and of the steps after tuning.
     error : float or ndarray (n,)
         Running mean of target − acceptance.
-    steps : int
+    steps : int or ndarray (n,)
     largest : float
         Largest step.
 
@@ -51,7 +54,7 @@ class DualAveraging(NamedTuple):
     log_scale: Any
     log_average: Any
     error: Any
-    steps: int
+    steps: Any
     largest: float = np.inf
 
     @classmethod
@@ -70,13 +73,19 @@ class DualAveraging(NamedTuple):
         """Return the scale of the steps after tuning."""
         return np.minimum(np.exp(self.log_average), self.largest)
 
+    def restarted(self, which: Any) -> DualAveraging:
+        """Return the state in which some of the chains ``(n,)`` start again."""
+        log_scale, log_average = (np.where(which, self.centre, value) for value in (self.log_scale, self.log_average))
+        error, steps = (np.where(which, 0, value) for value in (self.error, self.steps))
+        return self._replace(log_scale=log_scale, log_average=log_average, error=error, steps=steps)
+
     def update(self, acceptance: Any) -> DualAveraging:
         """Return the state after a step of that acceptance probability."""
         count = self.steps + 1
         weight = 1.0 / (count + T0)
         error = (1 - weight) * self.error + weight * (self.target - acceptance)
         log_scale = self.centre - np.sqrt(count) / GAMMA * error
-        share = count**-KAPPA
+        share = 1.0 / count**KAPPA
         log_average = share * log_scale + (1 - share) * self.log_average
         return self._replace(error=error, steps=count, log_scale=log_scale, log_average=log_average)
 
@@ -85,7 +94,8 @@ class Windows(NamedTuple):
     """The factors in use, and the moments of the window that will replace them.
 
     Windows last 100, 200, 400, … steps. At the end of each its covariance, slightly shrunk, is used, and the next
-    window starts empty, so that the transient does not count.
+    window starts empty, so that the transient does not count. A chain whose variances show after 20, 40, … steps that the
+    metric is several times too small uses them at once, and starts its window anew.
 
     Attributes
     ----------
@@ -99,6 +109,8 @@ class Windows(NamedTuple):
         Points in the window, and its length.
     centre : ndarray (n, dim) or None
         Means of the window whose covariances are in use.
+    skipped, short : int or ndarray (n,)
+        Points of each chain that its current window does not count, and how often it started anew.
     """
 
     family: str
@@ -108,19 +120,42 @@ class Windows(NamedTuple):
     n_points: int = 0
     length: int = FIRST_WINDOW
     centre: Any = None
+    skipped: Any = 0
+    short: Any = 0
 
     def update(self, x: Array) -> Windows:
         """Return the windows with one more point of every chain ``(n, dim)``."""
         n, from_old = self.n_points + 1, x - self.mean
-        mean = self.mean + from_old / n
+        mean = self.mean + from_old / np.reshape(n - self.skipped, (-1, 1))
         from_new = x - mean
         product = from_old[:, :, None] * from_new[:, None, :] if self.family == "dense" else from_old * from_new
         more = self._replace(mean=mean, scatter=self.scatter + product, n_points=n)
-        return more._next() if n >= self.length else more
+        if n >= self.length:
+            return more._next()
+        return more._widened() if self.family == "diagonal" and n % SHORT == 0 else more
+
+    def _widened(self) -> Windows:
+        """Use the variances of chains that have spread much further than the standard deviations in use."""
+        own = np.reshape(self.n_points - self.skipped, (-1, 1))
+        in_use = np.ones_like(self.scatter) if self.factor is None else self.factor
+        spread = np.sqrt(self.scatter / (own - 1))
+        small = (spread > SPREAD * in_use).any(axis=1) & (self.short < MOST_SHORT)
+        if not small.any():
+            return self
+        chosen = small[:, None]
+        return self._replace(
+            factor=np.where(chosen, np.sqrt((own * spread**2 + 5.0) / (own + 5.0)), in_use),
+            mean=np.where(chosen, 0.0, self.mean),
+            scatter=np.where(chosen, 0.0, self.scatter),
+            centre=np.where(chosen, self.mean, 0.0 if self.centre is None else self.centre),
+            skipped=np.where(small, self.n_points, self.skipped),
+            short=self.short + small,
+        )
 
     def _next(self) -> Windows:
         """Use the covariances of the chains that moved in every coordinate, and start another window."""
-        share, covariance = self.n_points / (self.n_points + 5.0), self.scatter / (self.n_points - 1)
+        own: Any = self.n_points if self.family == "dense" else np.reshape(self.n_points - self.skipped, (-1, 1))
+        share, covariance = own / (own + 5.0), self.scatter / (own - 1)
         dim = covariance.shape[1]
         if self.family == "diagonal":
             last = np.ones_like(covariance) if self.factor is None else self.factor
@@ -132,7 +167,7 @@ class Windows(NamedTuple):
             last = np.broadcast_to(np.eye(dim), covariance.shape) if self.factor is None else self.factor
             shrunk = np.where(moved[:, None, None], share * covariance + (1 - share) * spread, np.eye(dim))
             factor = np.where(moved[:, None, None], np.linalg.cholesky(shrunk), last)
-        return Windows(self.family, factor, length=2 * self.length, centre=self.mean)
+        return Windows(self.family, factor, length=2 * self.length, centre=self.mean, short=self.short)
 
 
 class Adaptation(NamedTuple):
@@ -224,7 +259,10 @@ class Adaptation(NamedTuple):
         windows = self.windows
         if windows is not None:
             for points in x[:, None] if self.pooled else x[None]:
+                short = windows.short
                 windows = windows.update(self.reference.whiten(points))
+                if np.any(windows.short != short):
+                    step = step.restarted(windows.short != short)
                 if windows.n_points == 0:
                     step = DualAveraging.begin(self.calibrated, step.target, step.largest)
         return self._replace(windows=windows, step=step)

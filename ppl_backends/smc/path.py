@@ -83,6 +83,11 @@ class TemperingPath:
     def __init__(self, target: BaseTarget) -> None:
         self.target = target
 
+    @property
+    def origin(self) -> str:
+        """Return the description of the start without that of its tails, which a later path may have too."""
+        return self.description if self.approximation is None else str(self.approximation.method)
+
     def for_moves(self, gradient: bool, metric: str = "dense") -> Self:
         """Return the same path for a kernel with or without gradients, and a metric of the given kind."""
         changed = copy.copy(self)

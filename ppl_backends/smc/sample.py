@@ -454,7 +454,7 @@ class _Outcome(NamedTuple):
         """Return the path from Gaussians at the modes of the draws and at the lost one."""
         path, runs, lost = self.call.path, self.figures.runs, self.figures.lost
         assert lost is not None
-        method = f"modes of a run from {path.description}"
+        method = f"modes of a run from {path.origin}"
         if path.approximation is not None and all(run.weighted is not None for run in runs):
             start = with_missed_mode(path.approximation, lost).replaced(method=method)
         else:

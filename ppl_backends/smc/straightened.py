@@ -58,8 +58,7 @@ def straightened_path(path: TemperingPath, runs: Sequence[SMCResult]) -> BridgeP
     except ModelError:  # a singular covariance: there are too few points
         return None
     tails = with_tails(_in_z(path.target, change), gaussian, by_variance=True)
-    first = path.description if path.approximation is None else path.approximation.method
-    start = NonCentred(gaussian, change, f"non-centred draws of a run from {first}")
+    start = NonCentred(gaussian, change, f"non-centred draws of a run from {path.origin}")
     return BridgePath(path.target, start, None if tails is None else start._replace(q=tails))
 
 

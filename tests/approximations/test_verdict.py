@@ -8,7 +8,7 @@ from scipy.special import digamma, polygamma
 import ppl_backends as pb
 from ppl_backends.approximations import GaussianApproximation
 from ppl_backends.approximations.resolve import is_poor_start, resolve_approximation
-from ppl_backends.approximations.verdict import judge_gaussian
+from ppl_backends.approximations.verdict import judge_gaussian, judge_moments
 from ppl_backends.errors import ApproximationWarning
 from ppl_backends.targets import FunctionTarget
 
@@ -44,6 +44,12 @@ def student(df, dim):
         return -0.5 * (df + dim) * np.log(square), -(df + dim) / df * x / square[:, None]
 
     return FunctionTarget(dim, log_density)
+
+
+@pytest.mark.parametrize("factor", [1 / 1.24, 1.24])
+def test_a_standard_deviation_a_quarter_too_large_is_as_wrong_as_one_a_quarter_too_small(factor):
+    assert f"is {factor:.2g} times the Gaussian's" in judge_moments(0.0, factor, "x")
+    assert judge_moments(0.0, factor**0.7, "x") == ""
 
 
 @pytest.mark.parametrize("dim", [3, 100])

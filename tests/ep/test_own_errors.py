@@ -244,3 +244,15 @@ def test_variables_that_are_right_with_their_logits_are_not_flagged():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert fit_ep(model).converged
+
+
+def test_a_fit_far_off_that_no_points_can_judge_does_not_converge():
+    """exp(−|x − 7| − |x + 7|) is flat at the start, where EP stays with a standard deviation of 10⁷."""
+    with pm.Model() as model:
+        x = pm.Flat("x")
+        pm.Potential("left", -pm.math.abs(x + 7))
+        pm.Potential("right", -pm.math.abs(x - 7))
+    with pytest.warns(ApproximationWarning, match="by EP's own estimate"):
+        q = fit_ep(model)
+    assert q.sd > 1e3
+    assert not q.converged

@@ -25,6 +25,16 @@ def test_chains_in_different_modes_are_not_called_exact():
     assert "R-hat" in attrs["warnings"]
 
 
+def test_chains_get_around_that_start_from_a_far_too_narrow_approximation():
+    """A trajectory is as long as 1.6 standard deviations of the metric, as of one by VI at a bound of the support."""
+    target = FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(axis=1), -x))
+    step = steps.HMC(approximation=GaussianApproximation(np.zeros(2), 1e-8 * np.eye(2)))
+    idata = sample_mcmc(target, step=step, random_seed=1, progressbar=False)
+    assert group(idata, "posterior").attrs["warnings"] == ""
+    sd = group(idata, "posterior")["x"].std(("chain", "draw")).values
+    assert sd == pytest.approx(1.0, abs=0.08)  # five standard errors of 2,000 independent draws
+
+
 def test_a_mode_that_all_chains_miss_is_not_left_out_in_silence():
     """All chains start at one mode, so R-hat shows nothing."""
     with pytest.warns(

@@ -7,7 +7,7 @@ from scipy.stats import cauchy, norm, t
 
 import ppl_backends as pb
 from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.importance.tails import tails_of_points
+from ppl_backends.importance.tails import tails_of_points, with_tails
 from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc.checkpoint import _TYPES
@@ -61,6 +61,15 @@ TARGETS = {
     "ten t3": independent_t(3, 10),
     "multivariate Cauchy": multivariate_t(1, 10),
 }
+
+
+def test_a_second_path_names_the_tails_of_its_own_start_alone():
+    target = TARGETS["ten t3"]
+    first = GaussianApproximation(np.zeros(10), np.eye(10), names=target.names, target=target, method="laplace")
+    path = BridgePath(target, first, with_tails(target, first))
+    assert path.description == "laplace, with Student tails"
+    again = first.replaced(method=f"modes of a run from {path.origin}")
+    assert BridgePath(target, again, path.tails).description == "modes of a run from laplace, with Student tails"
 
 
 @pytest.mark.parametrize("name", TARGETS)

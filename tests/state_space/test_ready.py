@@ -66,6 +66,18 @@ def test_a_vector_of_variances_is_no_matrix():
         filters.state_shape({"a": np.ones(1)})
 
 
+@pytest.mark.parametrize("name", ["P0", "Q", "R"])
+def test_a_singular_covariance_is_named(name):
+    def matrices(p):
+        singular = p.a * jnp.array([[0.0, 0.0], [0.0, 1.0]])
+        covariances = {"P0": jnp.eye(2), "Q": jnp.eye(2), "R": jnp.eye(2), name: singular}
+        return 0.0, covariances["P0"], jnp.eye(2), 0.0, covariances["Q"], jnp.eye(2), 0.0, covariances["R"]
+
+    filters = Filter(pb.state_space.linear_gaussian(matrices, dim=2), np.zeros((3, 2)))
+    with pytest.raises(ModelError, match=f"linear_gaussian: {name} is singular in row {0 if name == 'P0' else 1}"):
+        filters.run({"a": np.ones(1)}, 10, np.zeros(1, dtype=np.uint64))
+
+
 @pytest.mark.slow
 def test_a_model_of_matrices_is_exact_and_its_filter_unbiased():
     transition, noise = np.array([[0.8, 0.2], [0.0, 0.7]]), 0.3 * np.eye(2) + 0.1

@@ -37,6 +37,7 @@ MODES_KURTOSIS, MAX_INTERACTION = 5.0, 0.05  # excess kurtosis of a tilted distr
 MAX_CONDITIONAL_ERROR, MAX_SHARE_ERROR = 0.15, 0.02  # relative, of a standard deviation; of a component's probability
 LARGE_SHARE, MAX_ERROR = 0.2, 0.1  # share of a site in its predictor's precision; relative, of a standard deviation
 MAX_ERROR_AWAY, JUDGED, SOME_WEIGHT = 0.2, 25, 1e-3  # given φ away from its mode: limit, and number and weight of φ
+MOST_UNCHECKED = 0.5  # error by EP's own estimate of a fit that can be used although no weighted points check it
 SMALL, SMALL_CONDITIONAL = 0.05, 0.01  # estimates up to which no weighted points are needed
 MOST_DIRECTIONS = 200  # predictors whose moments weighted points judge, those on which single sites weigh most
 
@@ -248,8 +249,9 @@ def _weighed(found: _Found, judged: _Judgement, figures: dict[str, float]) -> tu
     """Return the trouble that remains after weighted points, and whether the fit can be used; add their ``figures``."""
     moments, names = found
     figures["effective_draws"] = moments.effective
+    own = max(figures.get(name, 0.0) for name in ("sd_error", "conditional_sd_error"))
     if not moments.reliable:
-        return judged.trouble, True
+        return judged.trouble, not own > MOST_UNCHECKED
     worst = int(np.argmax(moments.least if moments.least.any() else np.abs(moments.ratio - 1)))
     moved = int(np.argmax(np.abs(moments.shift) - ERRORS * moments.shift_se))
     figures["weighted_sd_error"] = float(abs(moments.ratio[worst] - 1))
@@ -258,9 +260,8 @@ def _weighed(found: _Found, judged: _Judgement, figures: dict[str, float]) -> tu
     wrong = moments.least[worst] > LARGE or (bool(judged.trouble) and figures["weighted_sd_error"] > LARGE)
     ratio = f"{moments.ratio[worst]:.2f} ± {moments.ratio_se[worst]:.2f}"
     said = f"by weighted points the standard deviation of {names[worst]} is {ratio} times EP's"
-    own = max(figures.get(name, 0.0) for name in ("sd_error", "conditional_sd_error"))
     if wrong and (moments.even or own > MAX_ERROR):
-        return said, figures["weighted_sd_error"] <= SD_RANGE[1] - 1
+        return said, SD_RANGE[0] <= moments.ratio[worst] <= SD_RANGE[1]
     if not moments.even:
         return judged.trouble, True
     if figures["weighted_shift"] - ERRORS * moments.shift_se[moved] > LARGEST_SHIFT:

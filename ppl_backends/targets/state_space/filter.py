@@ -240,6 +240,7 @@ class Filter:
         They must act on each particle alone, and densities must be those of the draws. A declaration has no parameters
         yet and gives zeros, at which no densities are compared.
         """
+        from ppl_backends.targets.state_space.covariances import check_covariances
         from ppl_backends.targets.state_space.densities import check_densities
         from ppl_backends.targets.state_space.elementwise import check_elementwise
         from ppl_backends.targets.state_space.factors import check_proposal
@@ -250,6 +251,7 @@ class Filter:
         rows = self.checked_rows or [0]
         check_elementwise(self.model, parameters, self.rows, rows if known else rows[:1], proposes)
         if known:
+            check_covariances(self.model, parameters, self.rows, self.checked_rows)
             check_densities(self.model, parameters, self.rows, self.checked_rows)
             if proposes:
                 check_proposal(self.model, parameters, self.rows, self.checked_rows)
