@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from ppl_backends.errors import ModelError
 from ppl_backends.kernels.algorithm import Algorithm
+from ppl_backends.options import shown
 from ppl_backends.targets.protocol import BaseTarget
 
 
@@ -40,6 +42,11 @@ class Step:
         specification = object.__new__(cls)
         model = model if model is not None else model_on_context()
         if model is None:
+            if vars is not None:
+                raise ModelError(
+                    f"{cls.__name__}(vars={shown(vars)}): vars are variables of a PyMC model, for pm.sample; make the step "
+                    "inside the model context, or leave out vars, so that sample_mcmc moves all variables"
+                )
             return specification
         from ppl_backends.steps.adapter import pymc_step
 

@@ -194,6 +194,10 @@ def test_wrong_use_is_explained(line):
             pb.steps.RandomWalk(wrong)
     with model, pytest.raises(ValueError, match="RandomWalk made outside of a model"):
         pm.sample(step=outside, draws=1, tune=0, chains=1, progressbar=False)
+    with pytest.raises(
+        ModelError, match=r"^RandomWalk\(vars=\['nu'\]\): vars are variables of a PyMC model, for pm.sample"
+    ):
+        pb.steps.RandomWalk(["nu"])
     q = pb.GaussianApproximation(np.zeros(3), np.eye(3))
     with pytest.raises(ModelError, match="has 3 coordinates"):
         pb.sample_mcmc(target, step=pb.steps.SubsampledMetropolis(approximation=q), draws=2)
