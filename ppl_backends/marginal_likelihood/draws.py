@@ -51,6 +51,17 @@ class Draws(NamedTuple):
         """Return the number of draws of all chains."""
         return self.log_density.size
 
+    def ancestor_of(self, kept: slice) -> Index | None:
+        """Return the labels of the draws at some times."""
+        return None if self.ancestor is None else self.ancestor[:, kept]
+
+    def at(self, x: Array, log_density: Array, kept: slice) -> Draws:
+        """Return the draws ``kept``, moved to points ``(n, dim)``."""
+        shape = self.log_density[:, kept].shape
+        return self._replace(
+            x=x.reshape(*shape, -1), log_density=log_density.reshape(shape), ancestor=self.ancestor_of(kept)
+        )
+
 
 def read_draws(source: Any, target: BaseTarget, model: Any = None) -> Draws:
     """Return draws of InferenceData, of a ``CmdStanMCMC``, or arrays ``(chain, draw, *shape)`` by name, as points.

@@ -126,11 +126,14 @@ def evidence(
     """
     target = as_target(model, data, cores=cores, **target_options)
     draws = read_draws(idata, target, model)
-    chosen = choose_proposal(draws.x, proposal, _PROPOSALS.get(method, tuple(FITS)))
-    *rngs, prior_rng, mode_rng = spawn_generators(random_seed, 7)
-    call = _Call(target, draws, chosen, *rngs)
-    checked_draws = check_draws(draws, target, call.check_rng, chosen)
-    about_draws = checked_draws.reasons
+    allowed = _PROPOSALS.get(method, tuple(FITS))
+    chosen = choose_proposal(draws.x, proposal, allowed)
+    *rngs, check_rng, prior_rng, mode_rng = spawn_generators(random_seed, 7)
+    checked_draws = check_draws(draws, target, check_rng, chosen)
+    about_draws, moved = checked_draws.reasons, checked_draws.moved
+    if moved is not None:
+        chosen = choose_proposal(moved.x, proposal, allowed)
+    call = _Call(target, draws if moved is None else moved, chosen, checked_draws.unsettled, *rngs)
     bridged = call.bridge(mirrored=method == "warp3")
     found = call.chosen(method, bridged, bool(about_draws))
     missed = call.missed_share(found.log_evidence, prior_rng)
@@ -148,7 +151,7 @@ def evidence(
         not reasons,
         found.method,
         reasons,
-        found.choice,
+        found.choice + checked_draws.why_moved,
         chosen,
         None if integral is None else integral.log_integral,
         0.0 if integral is None else integral.standard_error,
@@ -176,11 +179,11 @@ class _Call:
     target: BaseTarget
     draws: Draws
     proposal: str
+    unsettled: float
     bridge_rng: np.random.Generator
     warp_rng: np.random.Generator
     importance_rng: np.random.Generator
     smc_rng: np.random.Generator
-    check_rng: np.random.Generator
 
     @cached_property
     def start(self) -> Any:
@@ -217,7 +220,8 @@ class _Call:
     def bridge(self, mirrored: bool) -> Bridged:
         """Return the evidence by bridges."""
         rng = self.warp_rng if mirrored else self.bridge_rng
-        return bridge_draws(self.draws, self.target, FITS[self.proposal], rng, mirrored=mirrored)
+        found = bridge_draws(self.draws, self.target, FITS[self.proposal], rng, mirrored=mirrored)
+        return found._replace(standard_error=float(np.hypot(found.standard_error, self.unsettled)))
 
     def _even_weights(self, bridged: Bridged) -> str:
         """Return why importance sampling is the better method; empty if it is not."""
@@ -328,7 +332,7 @@ def _reason_of_missed(share: float, effective: float) -> list[str]:
 
 
 def _diagnostics(draws: Draws, found: Checked, bridged: Bridged, missed: float) -> dict[str, float]:
-    convergence, neck, _ = found
+    convergence, neck = found.convergence, found.neck
     figures = {
         "rhat": convergence.rhat,
         "effective_draws": convergence.effective,
@@ -344,6 +348,8 @@ def _diagnostics(draws: Draws, found: Checked, bridged: Bridged, missed: float) 
         "large_energy_errors": float("nan") if neck is None else neck.large_errors,
         "drift": float("nan") if neck is None else neck.drift,
         "neck_growth": float("nan") if neck is None else neck.growth,
+        "uncovered": float("nan") if neck is None else neck.uncovered,
+        "change_by_moves": float("nan") if neck is None or neck.change is None else neck.change.mean,
         "missed_share": missed,
     }
     return {name: figure for name, figure in figures.items() if not np.isnan(figure)}

@@ -13,6 +13,10 @@ record of them; this check needs none. In a posterior of one width hardly any tr
 Where many have, draws are moved a few times with a quarter of the step, in non-centred coordinates if their gradients
 ask for such (:mod:`~ppl_backends.kernels.noncentring`). Draws of the posterior stay distributed as they are, and
 draws that were kept out of a neck move into it (:func:`~ppl_backends.smc.short_steps.growth_of_a_side`).
+
+The same moves are made if the density that is fitted to draws does not cover a part of the posterior
+(:mod:`~ppl_backends.marginal_likelihood.fitted_ratio`). There the draws alone say how much mass there is, and the moved
+draws say it better: they replace the draws in the evidence.
 """
 
 from __future__ import annotations
@@ -21,14 +25,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ppl_backends.approximations.missed_modes import name_of
 from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.protocol import Density
 from ppl_backends.kernels.tuning import AcceptanceTuning
-from ppl_backends.marginal_likelihood.bridging import Fit, variance_of_mean
+from ppl_backends.marginal_likelihood.bridging import Fit
 from ppl_backends.marginal_likelihood.draws import Convergence, Draws, convergence_of, distrust_of_draws
+from ppl_backends.marginal_likelihood.fitted_ratio import Change, FittedRatio, mean_change
 from ppl_backends.marginal_likelihood.proposals import FITS, choose_proposal, fit_gaussian
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.smc.coordinates import Coordinates
@@ -44,15 +48,19 @@ from ppl_backends.smc.short_steps import (
     prior_depends_on,
     where_energy_errors_are,
 )
-from ppl_backends.targets.protocol import Array, BaseTarget, Index
+from ppl_backends.targets.protocol import Array, BaseTarget
 
 _LARGE_ERROR = 3.0  # of a trajectory's energy
 _SUSPECT = 0.01  # share of trajectories with such an error; a Gaussian's have it in fewer than a thousandth
 _TUNED_BY, _TUNING = 250, 5  # draws, and rounds of trajectories from them
 _ACCEPTED, _TRIALS = 0.75, 4  # rate from which a step is no longer at the edge of being unstable for all draws
 _TRIED, _MOVED = 1000, 2000
+_FIRST = (FIRST_MOVES, MOVES - FIRST_MOVES)  # numbers of short moves, until draws settle
+_MORE = (MOVES, 2 * MOVES)  # if the draws alone speak for much of the posterior
+_UNCOVERED, _MUCH = 0.005, 0.05  # share of the posterior for which the proposal does not speak
 _SHIFT = 3.0  # standard errors
 _DRIFT = 4.0  # standard errors
+_CLEARLY = 2.0  # standard errors
 _MOST_COORDINATES = 300  # for which a covariance of this many draws is a metric
 
 
@@ -62,15 +70,28 @@ class Neck(NamedTuple):
     ``large_errors`` is the share of trajectories whose energy error is above 3. ``drift`` is by how many standard errors
     a trajectory raised the density relative to one that is fitted to the draws, ``growth`` by how many standard errors
     moved draws went further to where energy errors are, along a ``coordinate``, ``upwards`` or downwards; NaN where none
-    were moved. The prior of other coordinates may depend on it (``shapes_others``).
+    were moved. The prior of other coordinates may depend on it (``shapes_others``). ``uncovered`` is the share of the
+    posterior that the fitted density does not cover, ``change`` its change by all moves that were made, and
+    ``last_change`` that by the last of them. ``moved`` are the draws after these.
     """
 
     large_errors: float
     drift: float
+    uncovered: float = 0.0
     growth: float = float("nan")
     coordinate: int = 0
     upwards: bool = False
     shapes_others: bool = True
+    change: Change | None = None
+    last_change: Change | None = None
+    moved: Draws | None = None
+
+    @property
+    def is_better_moved(self) -> bool:
+        """Return whether the proposal leaves much to the draws alone, or moves clearly raise the evidence."""
+        if self.change is None or self.drift > _DRIFT:  # draws of another density
+            return False
+        return self.uncovered > _UNCOVERED or self.change.z > _CLEARLY
 
     @property
     def is_missed(self) -> bool:
@@ -87,6 +108,12 @@ class Neck(NamedTuple):
                 "moves, which keep the posterior, carry the draws "
                 f"{self.growth:.1f} standard errors further in that direction: {advice}, or use sample_smc"
             )
+        if self.is_better_moved and self.last_change is not None and self.last_change.z > _DRIFT:
+            return (
+                "the draws miss a part of the posterior: the last of several moves that keep the posterior still carry "
+                f"{100 * self.last_change.mean:.2g} % of the draws ({self.last_change.z:.1f} standard errors) to where a "
+                "density fitted to them is far too low: sample longer chains or increase target_accept, or use sample_smc"
+            )
         if self.drift > _DRIFT:
             return (
                 "the draws do not follow this density: moves that keep the posterior raise the log density of the draws by "
@@ -102,6 +129,34 @@ class Checked(NamedTuple):
     convergence: Convergence
     neck: Neck | None
     reasons: list[str]
+
+    @property
+    def moved(self) -> Draws | None:
+        """Return the moved draws if they represent the posterior better than the draws themselves."""
+        return None if self.neck is None or not self.neck.is_better_moved else self.neck.moved
+
+    @property
+    def unsettled(self) -> float:
+        """Return a standard error for what the moved draws may still miss.
+
+        It has the change by the last of the moves, less what chance explains, and half of a clear change by all of them.
+        """
+        neck = self.neck
+        if neck is None or self.moved is None or neck.change is None or neck.last_change is None:
+            return 0.0
+        last = max(neck.last_change.mean**2 - neck.last_change.error**2, 0.0)
+        return float(np.hypot(last**0.5, 0.5 * neck.change.mean * (abs(neck.change.z) > _CLEARLY)))
+
+    @property
+    def why_moved(self) -> str:
+        """Return why draws were moved, as an addition to why a method was chosen; empty if they were not."""
+        if self.moved is None or self.neck is None or self.neck.change is None:
+            return ""
+        share, change = self.neck.uncovered, self.neck.change
+        return (
+            f"; of moved draws: the proposal does not cover {100 * share:.2g} % of the posterior, and moves that keep the "
+            f"posterior change this share by {change.mean:.2g} (standard error {change.error:.2g})"
+        )
 
 
 def check_draws(draws: Draws, target: BaseTarget, rng: np.random.Generator, proposal: str = "auto") -> Checked:
@@ -149,52 +204,51 @@ def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.
         large = float(np.mean(np.isfinite(errors) & (errors > _LARGE_ERROR)))
         for _ in range(_TRIED // len(tried.x) - 1):  # of few draws each moves further
             moved, _ = coordinates.move(kernel, rng, moved, _density(path), scale)
-        drift = _drift(draws, fit, tried, moved, kept)
-        if large <= _SUSPECT or not sound:
-            return Neck(large, drift)
-        coordinate, upwards = where_energy_errors_are(tried.x, errors)
-        walk = Walk(path, kernel, _thinned(x, _MOVED), scale, rng)
-        for _ in range(MOVES // FIRST_MOVES):
-            divergent = walk.move(FIRST_MOVES)
-            before, after = (
-                (1.0 if upwards else -1.0) * points[:, coordinate] for points in (walk.start, walk.state.x)
-            )
-            growth = growth_of_a_side([before], [after])
-            if divergent == 0.0 and growth < CLEAR:
-                break
-    return Neck(large, drift, growth, coordinate, upwards, prior_depends_on(target, walk.start, coordinate))
+        ratio = FittedRatio(draws, fit)
+        found = Neck(large, _drift(ratio, tried, moved, kept), ratio.uncovered(rng))
+        if not sound or (large <= _SUSPECT and found.uncovered <= _UNCOVERED):
+            return found
+        kept = slice(None, None, max(1, draws.n // _MOVED))
+        # Momenta that sum to zero make the draws on both sides of a bridge depend on each other
+        walk = Walk(path, Hmc(balanced=False), draws.x[:, kept].reshape(-1, target.dim), scale, rng)
+        return _walked(found, walk, ratio, kept, where_energy_errors_are(tried.x, errors))
 
 
-def _drift(draws: Draws, fit: Fit, before: PathState, after: PathState, kept: slice) -> float:
-    """Return the change of log γ/q in its standard errors, with q fitted to the other halves of the chains.
+def _walked(found: Neck, walk: Walk, ratio: FittedRatio, kept: slice, side: tuple[int, bool]) -> Neck:
+    """Move the draws ``kept`` with short steps until they settle, and return what changes."""
+    coordinate, upwards = side
+    before = ratio.at(walk.state, kept)
+    last, growth = before, -np.inf
+    much = found.uncovered > _MUCH
+    for done, times in enumerate(_FIRST + _MORE * much):
+        divergent = walk.move(times)
+        after = ratio.at(walk.state, kept)
+        if done < len(_FIRST):
+            sign = 1.0 if upwards else -1.0
+            growth = growth_of_a_side([sign * walk.start[:, coordinate]], [sign * walk.state.x[:, coordinate]])
+        step = ratio.change(last, after, kept)
+        if not much and abs(step.mean) < CLEAR * step.error and divergent == 0.0 and growth < CLEAR:
+            break
+        last = after
+    target = walk.path.target
+    return found._replace(
+        growth=growth,
+        coordinate=coordinate,
+        upwards=upwards,
+        shapes_others=prior_depends_on(target, walk.start, coordinate),
+        change=ratio.change(before, after, kept),
+        last_change=step,
+        moved=ratio.draws.at(walk.state.x, walk.state.log_density, kept),
+    )
 
-    It is the larger one of the mean changes of log γ/q and of its rank.
-    """
-    first = np.arange(draws.x.shape[1]) < draws.x.shape[1] // 2
-    shape = draws.log_density[:, kept].shape
-    old, new = (points.log_density.reshape(shape).copy() for points in (before, after))
-    for half in (first, ~first):
-        q, own = fit(draws.x[:, ~half].reshape(-1, draws.x.shape[2])), half[kept]
-        for ratio, points in ((old, before), (new, after)):
-            ratio[:, own] -= q.log_density(_of_half(points.x, shape, own)).reshape(shape[0], -1)
-    ancestor = None if draws.ancestor is None else draws.ancestor[:, kept]
+
+def _drift(ratio: FittedRatio, before: PathState, after: PathState, kept: slice) -> float:
+    """Return the change of log γ/q in its standard errors: the larger one of its mean and of the mean of its rank."""
+    old, new = ratio.at(before, kept), ratio.at(after, kept)
     known = np.sort(old, axis=None)
     ranks = [np.searchsorted(known, v, "left") + np.searchsorted(known, v, "right") for v in (new, old)]
-    return max(_in_standard_errors(change, ancestor) for change in (new - old, (ranks[0] - ranks[1]) / known.size))
-
-
-def _in_standard_errors(change: Array, ancestor: Index | None) -> float:
-    """Return the mean of changes ``(chain, draw)`` in its standard errors; zero if nothing changes."""
-    mean = change.mean(axis=1)
-    variance = variance_of_mean(change - mean[:, None], ancestor).mean() / len(mean)
-    if len(mean) > 1:
-        variance = max(variance, mean.var(ddof=1) / len(mean))
-    return float(mean.mean() / variance**0.5) if variance > 0 else 0.0
-
-
-def _of_half(x: Array, shape: tuple[int, ...], own: NDArray[np.bool_]) -> Array:
-    """Return the points of all chains at the times ``own``."""
-    return x.reshape(*shape, -1)[:, own].reshape(-1, x.shape[1])
+    ancestor = ratio.draws.ancestor_of(kept)
+    return max(mean_change(change, ancestor).z for change in (new - old, (ranks[0] - ranks[1]) / known.size))
 
 
 def _thinned(x: Array, n: int) -> Array:
