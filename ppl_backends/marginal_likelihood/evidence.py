@@ -133,7 +133,8 @@ def evidence(
     about_draws, moved = checked_draws.reasons, checked_draws.moved
     if moved is not None:
         chosen = choose_proposal(moved.x, proposal, allowed)
-    call = _Call(target, draws if moved is None else moved, chosen, checked_draws.unsettled, *rngs)
+    about_moves = (checked_draws.unsettled, checked_draws.much_uncovered)
+    call = _Call(target, draws if moved is None else moved, chosen, *about_moves, *rngs)
     bridged = call.bridge(mirrored=method == "warp3")
     found = call.chosen(method, bridged, bool(about_draws))
     missed = call.missed_share(found.log_evidence, prior_rng)
@@ -180,6 +181,7 @@ class _Call:
     draws: Draws
     proposal: str
     unsettled: float
+    much_uncovered: bool
     bridge_rng: np.random.Generator
     warp_rng: np.random.Generator
     importance_rng: np.random.Generator
@@ -204,7 +206,8 @@ class _Call:
             found = self._importance(bridged, why_even)
             if not found.reasons and found.standard_error < bridge.standard_error:
                 return found
-        if bridge.reasons and not draws_are_doubtful and self.target.has_gradient:
+        # SMC starts from a density that misses what the proposal does not cover
+        if bridge.reasons and not (draws_are_doubtful or self.much_uncovered) and self.target.has_gradient:
             return self._smc(bridged, f"SMC takes over from the bridge: {bridge.reasons[0]}")
         if bridge.standard_error > _PRECISE and self.proposal in SYMMETRIC:
             warped = _of_bridge(

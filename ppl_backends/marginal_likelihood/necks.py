@@ -136,6 +136,11 @@ class Checked(NamedTuple):
         return None if self.neck is None or not self.neck.is_better_moved else self.neck.moved
 
     @property
+    def much_uncovered(self) -> bool:
+        """Return whether the draws alone speak for much of the posterior."""
+        return self.neck is not None and self.neck.uncovered > _MUCH
+
+    @property
     def unsettled(self) -> float:
         """Return a standard error for what the moved draws may still miss.
 
