@@ -20,8 +20,8 @@ their errors explain.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from scipy.special import logsumexp
 from ppl_backends.approximations.densest import Densest
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.heated import Region, region_when_heated
+from ppl_backends.approximations.lost_mode import TIMES, LostMode, can_be_sought, farthest, largest, log_mass_of
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.approximations.modes import beyond
 from ppl_backends.approximations.newton import modes_above
@@ -42,13 +43,9 @@ from ppl_backends.numerics.weights import effective_sample_size, normalised_weig
 from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
 SMALLEST_SHARE = 0.01  # of the evidence
-TIMES = 2.0  # of the mass that points represent, above which a mode is missed
 DENSER = 2.0  # nats above what all but a hundredth of the points have
 EACH = 6  # climbs from each kind of points
 ITERATIONS = 30
-_LARGEST_DIM = 100  # above it the Hessians of climbs cost more than they are worth
-_POINTS = 512  # of importance sampling
-_FEWEST_WEIGHTS = 20.0  # effective number of those, below which a mass is not known
 _FEWEST_INSIDE = 20  # least number of points that measure the mass around them
 _EXPECTED = 4.0  # times as many, by its share, if they are said not to know it
 _ERRORS = 3.0  # relative standard errors of the mass that points represent
@@ -59,50 +56,6 @@ _SECONDS = 1.0  # on the processor, which no round but the first is expected to 
 HEATED_ROWS = 256  # points of one call
 _HEATED_FROM = 2048  # draws
 _SPREADS, _SLIGHTLY = 10.0, 0.05  # a draw is clearly denser than others of its scale: times their spread, and in nats
-
-
-class LostMode(NamedTuple):
-    """A mode at ``x`` ``(dim,)`` that holds too few of the draws, a share ``held`` of them.
-
-    It has a ``share`` of the evidence, is farthest from the draws in a ``coordinate``, and ``gaussian`` fits it. A ``wide``
-    one is around the draws, and may be a part of a heavy tail.
-    """
-
-    share: float
-    x: Array
-    coordinate: int
-    held: float
-    gaussian: GaussianApproximation
-    wide: bool = False
-
-
-def lost_mode_reason(
-    lost: LostMode,
-    names: Sequence[str] = (),
-    advice: str = ": use initial='auto', which starts from all modes that it finds, or increase draws",
-) -> str:
-    """Return the warning about a mode without draws."""
-    name = name_of(lost.coordinate, names)
-    holds = "no draw" if lost.held == 0 else f"{100 * lost.held:.3g} % of the draws"
-    return (
-        f"a mode with about {100 * lost.share:.0f} % of the posterior, at `{name}` = {lost.x[lost.coordinate]:.3g} on the "
-        f"unconstrained scale, holds {holds}{advice}"
-    )
-
-
-def largest(modes: Iterable[LostMode | None]) -> LostMode | None:
-    """Return the mode of the largest share; None if there is none."""
-    return max((mode for mode in modes if mode is not None), key=lambda mode: mode.share, default=None)
-
-
-def name_of(coordinate: int, names: Sequence[str]) -> str:
-    """Return what a coordinate is called in warnings."""
-    return names[coordinate] if names else f"coordinate {coordinate}"
-
-
-def can_be_sought(target: BaseTarget) -> bool:
-    """Return whether lost modes are looked for: climbs need gradients, and Hessians of a size that can be afforded."""
-    return target.has_gradient and target.dim <= _LARGEST_DIM
 
 
 def find_missed_mode(
@@ -307,22 +260,6 @@ def _too_few(
     return LostMode(share, mode.mean, farthest(mode.mean, points), 0.0 if unknown else held / (1.0 + held), mode)
 
 
-def log_mass_of(
-    log_density: Callable[[Array], Array], mode: GaussianApproximation, rng: np.random.Generator
-) -> float | None:
-    """Return the log integral of a density within an ellipsoid around a mode; None where too few weights decide it."""
-    x = mode.sample(_POINTS, rng)
-    inside = ~beyond(x, mode)
-    log_weights = np.where(inside, log_density(x) - mode.log_density(x), -np.inf)
-    peak = log_weights.max()
-    if not np.isfinite(peak):
-        return None
-    weights = np.exp(log_weights - peak)
-    if weights.sum() ** 2 < _FEWEST_WEIGHTS * (weights**2).sum():
-        return None
-    return float(peak + np.log(weights.mean()))
-
-
 def with_missed_mode(approximation: Any, lost: LostMode) -> MixtureApproximation:
     """Return an approximation mixed with the Gaussian of a mode that it missed, in proportion to their masses."""
     if isinstance(approximation, MixtureApproximation) and not approximation.overlapping:
@@ -343,8 +280,3 @@ def with_missed_mode(approximation: Any, lost: LostMode) -> MixtureApproximation
 
 
 _ADDED = " and narrow modes"
-
-
-def farthest(x: Array, points: Array) -> int:
-    """Return the coordinate of ``x`` that is farthest from the points."""
-    return int(np.argmax(np.abs(x - points.mean(axis=0)) / np.maximum(points.std(axis=0), 1e-300)))

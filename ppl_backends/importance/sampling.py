@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from scipy.stats.qmc import Sobol
 
 from ppl_backends.approximations.given import no_mode_reason
-from ppl_backends.approximations.missed_modes import LostMode, find_missed_mode, lost_mode_reason, with_missed_mode
+from ppl_backends.approximations.lost_mode import LostMode, lost_mode_reason
+from ppl_backends.approximations.missed_modes import find_missed_mode, with_missed_mode
 from ppl_backends.approximations.resolve import nearest_start
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.importance.beyond import LARGEST_MISSED_SHARE, reason_of_more, share_beyond

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_backends.approximations.missed_modes import lost_mode_reason
+from ppl_backends.approximations.lost_mode import lost_mode_reason
+from ppl_backends.approximations.without_draws import ADVICE, mode_without_chains
 from ppl_backends.errors import PPLBackendsWarning, SamplerWarning, user_level
 from ppl_backends.importance.beyond import LARGEST_MISSED_SHARE, reason_of_more, share_beyond
 from ppl_backends.importance.outside import LARGEST_UNDEFINED
@@ -19,7 +20,6 @@ from ppl_backends.marginal_likelihood.draws import Draws, read_draws
 from ppl_backends.marginal_likelihood.necks import Checked, check_draws
 from ppl_backends.marginal_likelihood.proposals import FITS, SYMMETRIC, WITH_TAILS, choose_proposal, fit_start
 from ppl_backends.marginal_likelihood.result import Evidence
-from ppl_backends.mcmc.other_modes import ADVICE, mode_without_chains
 from ppl_backends.numerics.weights import LARGEST_PARETO_K
 from ppl_backends.options import checked, choice
 from ppl_backends.random import SeedLike, spawn_generators

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ppl_backends.approximations.missed_modes import name_of
+from ppl_backends.approximations.lost_mode import name_of
 from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.protocol import Density
 from ppl_backends.kernels.tuning import AcceptanceTuning

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_backends.approximations.missed_modes import lost_mode_reason
+from ppl_backends.approximations.lost_mode import lost_mode_reason
+from ppl_backends.approximations.without_draws import ADVICE, mode_without_chains
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.algorithm import Algorithm
 from ppl_backends.kernels.calibrated import TargetDensity
 from ppl_backends.kernels.streams import Generators
-from ppl_backends.mcmc.other_modes import ADVICE, mode_without_chains
 from ppl_backends.options import array, check_memory, checked, integer
 from ppl_backends.parallel import run_jobs
 from ppl_backends.progress import ChainProgress

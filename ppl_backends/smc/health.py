@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import chi2
 
-from ppl_backends.approximations.missed_modes import LostMode, lost_mode_reason, name_of
+from ppl_backends.approximations.lost_mode import LostMode, lost_mode_reason, name_of
 from ppl_backends.errors import SamplerWarning, user_level
 from ppl_backends.importance.outside import reasons_of_undefined
 from ppl_backends.numerics.gaps import modes

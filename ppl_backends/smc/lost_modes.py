@@ -29,18 +29,13 @@ import numpy as np
 
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.heated import region_when_heated
+from ppl_backends.approximations.lost_mode import TIMES, LostMode, can_be_sought, farthest, largest, log_mass_of
 from ppl_backends.approximations.missed_modes import (
     DENSER,
     EACH,
     HEATED_ROWS,
     ITERATIONS,
     SMALLEST_SHARE,
-    TIMES,
-    LostMode,
-    can_be_sought,
-    farthest,
-    largest,
-    log_mass_of,
     missed_region,
 )
 from ppl_backends.approximations.mixture import MixtureApproximation

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ppl_backends.approximations.densest import Densest
-from ppl_backends.approximations.missed_modes import can_be_sought
+from ppl_backends.approximations.lost_mode import can_be_sought
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.outside import OutsidePoints
 from ppl_backends.kernels.protocol import Kernel, KernelInfo

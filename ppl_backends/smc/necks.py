@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ppl_backends.approximations.missed_modes import name_of
+from ppl_backends.approximations.lost_mode import name_of
 
 # Share of the last trajectories that diverged, above which it is a reason for distrust if no shorter steps were tried.
 _DIVERGENT = 0.005

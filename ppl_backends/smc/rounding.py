@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ppl_backends.approximations.missed_modes import name_of
+from ppl_backends.approximations.lost_mode import name_of
 from ppl_backends.targets.protocol import Array
 
 # Particles collapse if their standard deviation is below this many representable numbers.

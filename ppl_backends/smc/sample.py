@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_backends.approximations.missed_modes import LostMode, find_missed_mode, with_missed_mode
+from ppl_backends.approximations.lost_mode import LostMode
+from ppl_backends.approximations.missed_modes import find_missed_mode, with_missed_mode
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.tails import with_tails
 from ppl_backends.kernels.metric import METRICS

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_backends.approximations.missed_modes import can_be_sought
+from ppl_backends.approximations.lost_mode import can_be_sought
 from ppl_backends.errors import PriorSamplingError
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.tuning import FirstPairs, make_tuning

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.approximations.missed_modes import LostMode
+from ppl_backends.approximations.lost_mode import LostMode
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.kernels.table import KERNELS
 from ppl_backends.options import approximation, check_memory, checked, choice, integer

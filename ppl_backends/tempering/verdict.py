@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_backends.approximations.missed_modes import LostMode, lost_mode_reason
+from ppl_backends.approximations.lost_mode import LostMode, lost_mode_reason
 from ppl_backends.importance.outside import reasons_of_undefined
 from ppl_backends.numerics.weights import FEWEST_INDEPENDENT, few_independent
 from ppl_backends.results.convergence import FEWEST_DRAWS, LARGEST_RHAT, effective_draws, rank_rhat

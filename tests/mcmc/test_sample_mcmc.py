@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ppl_backends import FunctionTarget, GaussianApproximation, sample_mcmc, steps
+from ppl_backends.approximations.without_draws import mode_without_chains
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.kernels.streams import Generators
-from ppl_backends.mcmc.other_modes import mode_without_chains
 from ppl_backends.mcmc.sample import _run, why_not_converged
 from ppl_backends.results.inference_data import group
 from tests.toys import bimodal

@@ -15,7 +15,7 @@ from scipy.special import expit
 
 from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE, is_log_concave
 from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.approximations.missed_modes import TIMES, LostMode, can_be_sought, farthest, largest, log_mass_of
+from ppl_backends.approximations.lost_mode import TIMES, LostMode, can_be_sought, farthest, largest, log_mass_of
 from ppl_backends.approximations.modes import beyond, find_modes_around
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, BaseTarget
