@@ -62,7 +62,8 @@ def find_roots(x: Array, gradient: Array, possible: Index, asking: Index) -> Roo
     """Return those of the ``possible`` coordinates whose scales depend on others; no effects if there are none.
 
     Roots are chosen one after the other, each time the one that explains most of the coordinates ``asking``, which are
-    some of the possible ones; roots are not effects.
+    some of the possible ones. Roots are not effects, so a coordinate that earlier roots explain better than it explains
+    others is not chosen.
     """
     n, dim = x.shape
     if not len(asking):
@@ -76,20 +77,29 @@ def find_roots(x: Array, gradient: Array, possible: Index, asking: Index) -> Roo
     roots: list[int] = []
     while len(roots) < min(_MOST_ROOTS, n // (2 * POINTS_A_REGRESSOR)):
         strength = (_clear_slopes(columns, response[:, asks], roots, asking) ** 2).sum(axis=(0, 2))
+        explained = (_slopes_on_roots(columns, response, roots) ** 2).sum(axis=0)
+        strength[possible] = np.where(strength[possible] > explained, strength[possible], 0.0)
         if not strength.any():
             break
         roots.append(int(np.argmax(strength)))
-    chosen, basis = _regressors(columns, roots)
-    found, *_ = np.linalg.lstsq(basis, response, rcond=None)
-    error = (response - basis @ found).std(axis=0) * np.diag(np.linalg.pinv(basis.T @ basis))[1:, None] ** 0.5
-    # An effect that hardly shows its root is in the same neck: the threshold is lower than for a root.
-    clearly = np.repeat([_SHOWS, CLEARLY], len(roots))[:, None]
-    found = np.where(np.abs(found[1:]) > clearly * error * copies_of(x) ** 0.5, found[1:], 0.0)
+    found = _slopes_on_roots(columns, response, roots)
     found[:, np.isin(possible, roots)] = 0.0
     shown = found.any(axis=0)
     slopes = np.zeros((2 * dim, shown.sum()))
-    slopes[chosen] = found[:, shown]
+    slopes[_regressors(columns, roots)[0]] = found[:, shown]
     return Roots(np.array(roots, dtype=int), possible[shown], slopes.reshape(2, dim, -1))
+
+
+def _slopes_on_roots(columns: Array, response: Array, roots: list[int]) -> Array:
+    """Return slopes ``(2 n_roots, k)`` of the responses on all roots and their sizes together, if they are clear, else 0.
+
+    An effect that hardly shows its root is in the same neck, so the threshold is lower than for a new root.
+    """
+    _, basis = _regressors(columns, roots)
+    slopes, *_ = np.linalg.lstsq(basis, response, rcond=None)
+    error = (response - basis @ slopes).std(axis=0) * np.diag(np.linalg.pinv(basis.T @ basis))[1:, None] ** 0.5
+    clearly = np.repeat([_SHOWS, CLEARLY], len(roots))[:, None]
+    return np.where(np.abs(slopes[1:]) > clearly * error * copies_of(columns) ** 0.5, slopes[1:], 0.0)
 
 
 def with_curves(found: Roots, x: Array, gradient: Array, possible: Index) -> Roots:
