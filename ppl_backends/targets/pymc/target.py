@@ -158,18 +158,16 @@ class PyMCTarget(BaseTarget):
         other.__dict__.update(self.__dict__, _one_shape=True)
         return other
 
-    def _in_its_blocks(self, kind: str, x: Array) -> list[Array]:
-        """Return outputs at the rows of ``x``, computed in blocks of one size if only one is to be compiled."""
-        if not self._one_shape:
-            return self._call(kind, x)
-        return [output[: len(x)] for output in self._call(kind, pad_to_blocks(x, ONE_SHAPE), ONE_SHAPE)]
-
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
         x = as_points(x, self.dim)
         if not gradient and not self._one_shape:
             prior, likelihood = self._call("value", x)
             return Evaluation(sanitize(prior)[0], sanitize(likelihood)[0])
-        values = self._in_its_blocks("gradient", x)
+        if self._one_shape:
+            values = self._call("gradient", pad_to_blocks(x, ONE_SHAPE), ONE_SHAPE)
+            values = [output[: len(x)] for output in values]
+        else:
+            values = self._call("gradient", x)
         prior, prior_gradient = sanitize(values[0], values[2])
         likelihood, likelihood_gradient = sanitize(values[1], values[3])
         return Evaluation(prior, likelihood, prior_gradient, likelihood_gradient)
@@ -181,8 +179,14 @@ class PyMCTarget(BaseTarget):
         return undefined(*self._call(kind, blocks)[:2])[: len(x)]
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Return log prior ``(n,)`` and its gradient ``(n, dim)``, or None; the run time does not depend on the data."""
-        value, slope = sanitize(*self._in_its_blocks("prior", as_points(x, self.dim)))
+        """Return log prior ``(n,)`` and its gradient ``(n, dim)``, or None; the run time does not depend on the data.
+
+        With one compiled program, the likelihood is computed as well.
+        """
+        if self._one_shape:
+            evaluation = self.evaluate(x)
+            return evaluation.log_prior, evaluation.log_prior_gradient if gradient else None
+        value, slope = sanitize(*self._call("prior", as_points(x, self.dim)))
         return value, slope if gradient else None
 
     def evaluate_potentials(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
