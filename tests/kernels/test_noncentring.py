@@ -201,6 +201,34 @@ def test_the_direction_of_a_funnel_is_known_best_where_effects_are_wide():
     assert np.median(angles) < 0.008
 
 
+def correlated(x):
+    """Return the gradient for pairs of effects of covariance LLᵀ, where L = [[exp a, 0], [c, exp b]].
+
+    a and b are N(0, 1), and c is N(0, exp(2b)).
+    """
+    a, b, c = (x[:, k, None] for k in range(3))
+    first, second = x[:, 3::2] * np.exp(-a), x[:, 4::2]
+    second = (second - c * first) * np.exp(-b)  # of L⁻¹ times the effects
+    down = second * np.exp(-b)
+    across = (first - c * down) * np.exp(-a)
+    of_scales = [-a + (across * first * np.exp(a) - 1).sum(axis=1, keepdims=True)]
+    of_scales += [-b - 1 + (c * np.exp(-b)) ** 2 + (second**2 - 1).sum(axis=1, keepdims=True)]
+    of_scales += [-c * np.exp(-2 * b) + (down * first).sum(axis=1, keepdims=True)]
+    return np.hstack([*of_scales, -np.stack([across, down], axis=2).reshape(len(x), -1)])
+
+
+@pytest.mark.parametrize("n_pairs", [4, 8])
+def test_a_covariance_whose_scale_is_explained_by_another_is_an_effect_and_no_root(n_pairs):
+    rng = np.random.default_rng(n_pairs)
+    a, b = rng.standard_normal((2, 1000, 1))
+    c = np.exp(b) * rng.standard_normal((1000, 1))
+    normals = rng.standard_normal((1000, n_pairs, 2))
+    first = np.exp(a) * normals[:, :, 0]
+    pairs = np.stack([first, c * normals[:, :, 0] + np.exp(b) * normals[:, :, 1]], axis=2)
+    x = np.hstack([a, b, c, pairs.reshape(1000, -1)])
+    np.testing.assert_array_equal(find_noncentring(x, correlated(x)).effects, np.arange(2, 3 + 2 * n_pairs))
+
+
 def test_a_scale_that_is_largest_in_the_middle_is_found():
     target, rng = double_funnel(5), np.random.default_rng(10)
     v = 3.0 * rng.standard_normal(2000)

@@ -115,7 +115,7 @@ def _nearest(candidates: Iterator[_Candidate], x: Array, gradient: Array, best: 
 def _along_coordinates(x: Array, gradient: Array, nonlinear: Array) -> Iterator[_Candidate]:
     """Yield roots of curves only, and of scales along the coordinates; ``nonlinear`` ``(dim,)`` are their shares."""
     yield from _along(None, no_roots(x.shape[1]), nonlinear, x, gradient)
-    yield from _along(None, _find_roots(x, gradient, nonlinear), nonlinear, x, gradient)
+    yield from _along_roots(None, nonlinear, x, gradient)
 
 
 def _along_axes(x: Array, gradient: Array) -> Iterator[_Candidate]:
@@ -124,16 +124,22 @@ def _along_axes(x: Array, gradient: Array) -> Iterator[_Candidate]:
     if axes is not None:
         x, gradient = _turned(x, gradient, axes)
         nonlinear = _nonlinear(x, gradient)
-        yield from _along(axes, _find_roots(x, gradient, nonlinear), nonlinear, x, gradient)
+        yield from _along_roots(axes, nonlinear, x, gradient)
+
+
+def _along_roots(axes: Array | None, nonlinear: Array, x: Array, gradient: Array) -> Iterator[_Candidate]:
+    """Yield roots that no others explain, then nested ones as well if there are any."""
+    possible, asking = np.flatnonzero(nonlinear >= _FOLLOWS), _asking(nonlinear)
+    outer = find_roots(x, gradient, possible, asking, nested=False)
+    yield from _along(axes, outer, nonlinear, x, gradient)
+    nested = find_roots(x, gradient, possible, asking, nested=True)
+    if not np.array_equal(nested.roots, outer.roots):
+        yield from _along(axes, nested, nonlinear, x, gradient)
 
 
 def _asking(nonlinear: Array) -> Index:
     """Return the coordinates that ask for a root."""
     return np.flatnonzero(nonlinear >= _NONLINEAR)
-
-
-def _find_roots(x: Array, gradient: Array, nonlinear: Array) -> Roots:
-    return find_roots(x, gradient, np.flatnonzero(nonlinear >= _FOLLOWS), _asking(nonlinear))
 
 
 def _along(axes: Array | None, roots: Roots, nonlinear: Array, x: Array, gradient: Array) -> Iterator[_Candidate]:

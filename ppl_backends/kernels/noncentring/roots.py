@@ -58,12 +58,11 @@ def no_roots(dim: int) -> Roots:
     return Roots(np.empty(0, int), np.empty(0, int), np.empty((2, dim, 0)))
 
 
-def find_roots(x: Array, gradient: Array, possible: Index, asking: Index) -> Roots:
+def find_roots(x: Array, gradient: Array, possible: Index, asking: Index, nested: bool) -> Roots:
     """Return those of the ``possible`` coordinates whose scales depend on others; no effects if there are none.
 
     Roots are chosen one after the other, each time the one that explains most of the coordinates ``asking``, which are
-    some of the possible ones. Roots are not effects, so a coordinate that earlier roots explain better than it explains
-    others is not chosen.
+    some of the possible ones; roots are not effects. Only ``nested`` roots may be coordinates that earlier ones explain.
     """
     n, dim = x.shape
     if not len(asking):
@@ -77,8 +76,9 @@ def find_roots(x: Array, gradient: Array, possible: Index, asking: Index) -> Roo
     roots: list[int] = []
     while len(roots) < min(_MOST_ROOTS, n // (2 * POINTS_A_REGRESSOR)):
         strength = (_clear_slopes(columns, response[:, asks], roots, asking) ** 2).sum(axis=(0, 2))
-        explained = (_slopes_on_roots(columns, response, roots) ** 2).sum(axis=0)
-        strength[possible] = np.where(strength[possible] > explained, strength[possible], 0.0)
+        if not nested:
+            explained = (np.abs(_slopes_on_roots(columns, response, roots)) > _LEAST_EFFECT).any(axis=0)
+            strength[possible[explained]] = 0.0
         if not strength.any():
             break
         roots.append(int(np.argmax(strength)))
