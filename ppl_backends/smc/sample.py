@@ -422,7 +422,7 @@ class _Outcome(NamedTuple):
             return done
         if generators:
             return done.or_along(done.straightened_path, settings, generators[2:], of_judge)
-        reasons = [*done.verdict.reasons, *reasons_of_late_change(done.figures.runs)]
+        reasons = [*done.verdict.reasons, *reasons_of_late_change(self.call.path, done.figures.runs)]
         return done._replace(verdict=done.verdict._replace(reasons=reasons))
 
     def distrusted(self, reasons: Sequence[str]) -> _Outcome:

@@ -1,6 +1,6 @@
 """Runs again from a density fitted to the last particles in their non-centred coordinates.
 
-A path from a Gaussian to a funnel reaches the neck with few particles. There the first moves find no change of variables,
+A path from a Gaussian to a funnel reaches the neck with few particles. There moves find no change of variables at first,
 the particles lag behind, and the evidence of tempering is too low by several of its own errors. The last particles, which
 were moved in non-centred coordinates since, are nearer to the posterior. A bridge from them replaces tempering. If there
 is no bridge, the path starts again, from the density that would have been the other one of the bridge, mixed with
@@ -39,12 +39,11 @@ def is_straightened(path: TemperingPath) -> bool:
 
 
 def straightened_path(path: TemperingPath, runs: Sequence[SMCResult]) -> BridgePath | None:
-    """Return the path from a density fitted to the last particles; None if no funnel appeared on the path of the runs.
+    """Return the path from a density fitted to the last particles; None if runs reached no funnel late.
 
-    It appeared if the last moves of a run changed more coordinates than its first ones. Separated modes, whose shares the
-    particles may not know, have no such path.
+    Separated modes, whose shares the particles may not know, have no such path.
     """
-    if is_straightened(path) or not path.draws_are_independent or not any(map(_became_bent, runs)):
+    if not path.draws_are_independent or not _reached_late(path, runs):
         return None
     x = np.concatenate([run.x for run in runs])
     if modes(x).any():
@@ -62,29 +61,28 @@ def straightened_path(path: TemperingPath, runs: Sequence[SMCResult]) -> BridgeP
     return BridgePath(path.target, start, None if tails is None else start._replace(q=tails))
 
 
-def reasons_of_late_change(runs: Sequence[SMCResult]) -> list[str]:
-    """Return a reason for distrust if a funnel appeared on the path of runs that cannot be made again."""
-    late = [_non_centred(run) for run in runs if _became_bent(run)]
-    if not late:
+def reasons_of_late_change(path: TemperingPath, runs: Sequence[SMCResult]) -> list[str]:
+    """Return a reason for distrust if runs that cannot be made again reached a funnel late."""
+    changed = _reached_late(path, runs)
+    if not changed:
         return []
-    first, last = late[0]
     return [
-        f"the first moves standardised {first} coordinates of a funnel and the last ones {last}, so the evidence may be too "
-        "low, and no precise bridge shows by how much: leave unbiased, max_time, len_chain and schedule at their defaults, "
+        f"the path leads into a funnel (its last moves standardised {changed} coordinates), so the evidence may be too low, "
+        "and no precise bridge shows by how much: leave unbiased, max_time, len_chain and schedule at their defaults, "
         "so that the run can be made again from its last particles"
     ]
 
 
-def _became_bent(run: SMCResult) -> bool:
-    """Return whether the last moves had more non-centred coordinates than the first."""
-    first, last = _non_centred(run)
-    return first < last
+def _reached_late(path: TemperingPath, runs: Sequence[SMCResult]) -> int:
+    """Return the number of coordinates of a funnel that the last moves standardised, 0 if none was reached late.
 
-
-def _non_centred(run: SMCResult) -> tuple[int, int]:
-    """Return the numbers of non-centred coordinates in the first and the last moves."""
-    counts = [stage.moves.non_centred for stage in run.stages if stage.moves is not None] or [0]
-    return counts[0], counts[-1]
+    An approximation has few draws in the neck. Draws of a prior come late only if moves of a stage standardised fewer
+    coordinates than the last ones.
+    """
+    if is_straightened(path):
+        return 0
+    counts = [[stage.moves.non_centred for stage in run.stages if stage.moves is not None] or [0] for run in runs]
+    return max((each[-1] for each in counts if path.approximation is not None or min(each) < each[-1]), default=0)
 
 
 def _in_z(target: BaseTarget, change: NonCentring) -> FunctionTarget:

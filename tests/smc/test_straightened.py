@@ -98,7 +98,7 @@ def test_a_second_run_is_made_where_tempering_has_no_precise_bridge():
 @pytest.mark.parametrize("options", [{"max_time": 1e6}, {"unbiased": True}])
 def test_a_funnel_without_a_bridge_that_may_not_be_run_again_is_not_trusted(options, monkeypatch):
     monkeypatch.setattr(sample, "bridge_evidence", lambda *arguments: None)
-    idata = pb.sample_smc(funnel(12), draws=500, chains=1, random_seed=2, progressbar=False, **options)
+    idata = pb.sample_smc(funnel(12), draws=500, chains=1, random_seed=3, progressbar=False, **options)
     attrs = group(idata, "posterior").attrs
     assert attrs["log_evidence_trusted"] == 0
     assert "the evidence may be too low, and no precise bridge shows by how much" in attrs["warnings"]
