@@ -96,7 +96,8 @@ def _mode_without_draws(mixture: EPMixture) -> tuple[str, bool]:
     if mixture.target is None:
         return "", True
     draws_rng, rng = (np.random.default_rng(seed) for seed in (0, 1))
-    lost = mode_without_chains(mixture.target, mixture.sample(DRAWS, draws_rng), rng)
+    target = mixture.target.with_fixed_batch_size()
+    lost = mode_without_chains(target, mixture.sample(DRAWS, draws_rng), rng)
     return ("", True) if lost is None else (lost_mode_reason(lost, mixture.target.names, ""), False)
 
 
