@@ -206,8 +206,9 @@ class _Call:
             found = self._importance(bridged, why_even)
             if not found.reasons and found.standard_error < bridge.standard_error:
                 return found
-        # SMC starts from a density that misses what the proposal does not cover
-        if bridge.reasons and not (draws_are_doubtful or self.much_uncovered) and self.target.has_gradient:
+        # SMC starts from a density that misses what the proposal does not cover, so a bridge of known error is better
+        bridge_is_better = self.much_uncovered and bridge.standard_error <= _LARGEST_ERROR
+        if bridge.reasons and not (draws_are_doubtful or bridge_is_better) and self.target.has_gradient:
             return self._smc(bridged, f"SMC takes over from the bridge: {bridge.reasons[0]}")
         if bridge.standard_error > _PRECISE and self.proposal in SYMMETRIC:
             warped = _of_bridge(

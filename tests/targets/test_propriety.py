@@ -81,13 +81,14 @@ def test_nothing_is_said_of_a_prior_that_is_not_known():
 
 
 def test_a_prior_is_judged_by_one_compiled_program():
+    """The program is that of the gradient, which samplers use too."""
     pm = pytest.importorskip("pymc")
     with pm.Model() as model:
         pm.Normal("x", 0, pm.HalfNormal("scale", 1), shape=20)
     target = as_target(model, backend="jax")
     assert improper_coordinate(target) is None
     compiled = [kind for kind, function in target._compiled._functions.items() if function._function is not None]
-    assert compiled == ["prior"]
+    assert compiled == ["gradient"]
 
 
 def test_rays_that_do_not_fall_from_any_point_are_endless():
