@@ -347,7 +347,9 @@ def test_ep_of_a_model_against_importance_sampling(name):
     assert effective > 1500
     noise = 4 / np.sqrt(effective)
     assert np.abs((q.mean - mean) / sd).max() < 0.03 + noise
-    np.testing.assert_allclose(q.sd / sd, 1.0, atol=0.03 + noise)
+    # and their three hyper-parameters have a net of weighted points, whose sds have a standard error, too
+    net = (0.5 * (q.hyper.weights**2).sum()) ** 0.5 if name == "three scales" else 0.0
+    np.testing.assert_allclose(q.sd / sd, 1.0, atol=0.03 + noise + net)
     assert abs(q.log_evidence - log_z) < 0.03 + noise
 
 
