@@ -130,7 +130,7 @@ def test_rows_of_any_kind_have_control_variates():
     assert model is step.target.model
 
 
-def test_models_without_rows_are_refused():
+def test_models_without_rows_or_a_mode_are_refused():
     with pm.Model():
         sigma = pm.HalfNormal("sigma", 1)
         pm.GaussianRandomWalk("y", sigma=sigma, init_dist=pm.Normal.dist(0, 1), observed=np.zeros(8))
@@ -152,6 +152,16 @@ def test_models_without_rows_are_refused():
     points = np.random.default_rng(0).normal(size=(5, 3))
     whole = [rows.full_difference(points[0], x) + rows.log_prior_and_potentials(x) for x in points]
     np.testing.assert_allclose(np.ptp(target.log_density(points) - whole), 0, atol=1e-9)
+    with pm.Model():
+        effects = pm.Normal("effects", 0, pm.HalfNormal("scale", 1), shape=4)
+        pm.Bernoulli("y", logit_p=effects[np.arange(40) % 4], observed=np.arange(40) % 3 == 0)
+        with pytest.raises(
+            ModelError, match="as with the scale of a hierarchy: give another approximation=, such as 'ep'"
+        ):
+            pb.sample_mcmc(step=S.SubsampledMetropolis(), draws=5, tune=5, chains=1, **QUIET)
+        with pytest.warns(SamplerWarning, match="is approximate"):
+            idata = pb.sample_mcmc(step=S.SubsampledMetropolis(approximation="ep"), draws=5, tune=5, chains=1, **QUIET)
+        assert idata.posterior.effects.shape == (1, 5, 4)
     with pm.Model():
         mu = pm.Normal("mu")
         pm.Normal("y", mu, 1, observed=pm.Minibatch(np.zeros(50), batch_size=10), total_size=50)

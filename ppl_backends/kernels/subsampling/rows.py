@@ -214,7 +214,8 @@ class SiteRows(Rows):
         top = newton.climb_concave(expand, np.zeros(self.dim), NEWTON_GAIN, rounding=1e-10)
         if top is None:
             raise ModelError(
-                "the log density is not concave where its mode is searched for; give another approximation="
+                "the log density is not concave where its mode is searched for, as with the scale of a hierarchy: "
+                "give another approximation=, such as 'ep'"
             )
         if not np.array_equal(top.x, last):
             self._totals(top.x)
