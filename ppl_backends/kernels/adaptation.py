@@ -144,7 +144,7 @@ class Windows(NamedTuple):
             return self
         chosen = small[:, None]
         return self._replace(
-            factor=np.where(chosen, np.sqrt((own * spread**2 + 5.0) / (own + 5.0)), in_use),
+            factor=np.where(chosen, np.sqrt(_shrunk(spread**2, own, 1.0)), in_use),
             mean=np.where(chosen, 0.0, self.mean),
             scatter=np.where(chosen, 0.0, self.scatter),
             centre=np.where(chosen, self.mean, 0.0 if self.centre is None else self.centre),
@@ -155,19 +155,25 @@ class Windows(NamedTuple):
     def _next(self) -> Windows:
         """Use the covariances of the chains that moved in every coordinate, and start another window."""
         own: Any = self.n_points if self.family == "dense" else np.reshape(self.n_points - self.skipped, (-1, 1))
-        share, covariance = own / (own + 5.0), self.scatter / (own - 1)
+        covariance = self.scatter / (own - 1)
         dim = covariance.shape[1]
         if self.family == "diagonal":
             last = np.ones_like(covariance) if self.factor is None else self.factor
             moved = np.asarray((covariance > 0).all(axis=1))
-            factor = np.where(moved[:, None], np.sqrt(share * covariance + (1 - share)), last)
+            factor = np.where(moved[:, None], np.sqrt(_shrunk(covariance, own, 1.0)), last)
         else:
             spread = covariance * np.eye(dim)
             moved = np.asarray((np.diagonal(covariance, axis1=1, axis2=2) > 0).all(axis=1))
             last = np.broadcast_to(np.eye(dim), covariance.shape) if self.factor is None else self.factor
-            shrunk = np.where(moved[:, None, None], share * covariance + (1 - share) * spread, np.eye(dim))
+            shrunk = np.where(moved[:, None, None], _shrunk(covariance, own, spread), np.eye(dim))
             factor = np.where(moved[:, None, None], np.linalg.cholesky(shrunk), last)
         return Windows(self.family, factor, length=2 * self.length, centre=self.mean, short=self.short)
+
+
+def _shrunk(covariance: Array, n: Any, towards: Any) -> Any:
+    """Return covariances of ``n`` points, shrunk as if five more had others."""
+    share = n / (n + 5.0)
+    return share * covariance + (1 - share) * towards
 
 
 class Adaptation(NamedTuple):

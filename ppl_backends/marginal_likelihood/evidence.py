@@ -133,8 +133,7 @@ def evidence(
     about_draws, moved = checked_draws.reasons, checked_draws.moved
     if moved is not None:
         chosen = choose_proposal(moved.x, proposal, allowed)
-    about_moves = (checked_draws.unsettled, checked_draws.much_uncovered)
-    call = _Call(target, draws if moved is None else moved, chosen, *about_moves, *rngs)
+    call = _Call(target, draws if moved is None else moved, chosen, checked_draws, *rngs)
     bridged = call.bridge(mirrored=method == "warp3")
     found = call.chosen(method, bridged, bool(about_draws))
     missed = call.missed_share(found.log_evidence, prior_rng)
@@ -180,8 +179,7 @@ class _Call:
     target: BaseTarget
     draws: Draws
     proposal: str
-    unsettled: float
-    much_uncovered: bool
+    checks: Checked
     bridge_rng: np.random.Generator
     warp_rng: np.random.Generator
     importance_rng: np.random.Generator
@@ -207,7 +205,7 @@ class _Call:
             if not found.reasons and found.standard_error < bridge.standard_error:
                 return found
         # SMC starts from a density that misses what the proposal does not cover, so a bridge of known error is better
-        bridge_is_better = self.much_uncovered and bridge.standard_error <= _LARGEST_ERROR
+        bridge_is_better = self.checks.much_uncovered and bridge.standard_error <= _LARGEST_ERROR
         if bridge.reasons and not (draws_are_doubtful or bridge_is_better) and self.target.has_gradient:
             return self._smc(bridged, f"SMC takes over from the bridge: {bridge.reasons[0]}")
         if bridge.standard_error > _PRECISE and self.proposal in SYMMETRIC:
@@ -225,7 +223,7 @@ class _Call:
         """Return the evidence by bridges."""
         rng = self.warp_rng if mirrored else self.bridge_rng
         found = bridge_draws(self.draws, self.target, FITS[self.proposal], rng, mirrored=mirrored)
-        return found._replace(standard_error=float(np.hypot(found.standard_error, self.unsettled)))
+        return found._replace(standard_error=float(np.hypot(found.standard_error, self.checks.unsettled)))
 
     def _even_weights(self, bridged: Bridged) -> str:
         """Return why importance sampling is the better method; empty if it is not."""

@@ -64,10 +64,8 @@ class FittedRatio:
         """
         with np.errstate(all="ignore"):  # draws of a density with heavy tails
             _, q = self._densities[0]
-            x = q.sample(self.draws.n, rng).reshape(self.draws.x.shape)
-            again = FittedRatio(
-                Draws(x, q.log_density(x.reshape(self.draws.n, -1)).reshape(x.shape[:2]), None, 0, 0, 0.0), self._fit
-            )
+            x = q.sample(self.draws.n, rng)
+            again = FittedRatio(self.draws.at(x, q.log_density(x), slice(None)), self._fit)
         return max(0.0, self._share - again._share)
 
     @property

@@ -74,15 +74,15 @@ def find_roots(x: Array, gradient: Array, possible: Index, asking: Index, nested
     sizes = size(standard)
     columns = np.hstack([standard, sizes - sizes.mean(axis=0)])
     roots: list[int] = []
+    found = _slopes_on_roots(columns, response, roots)
     while len(roots) < min(_MOST_ROOTS, n // (2 * POINTS_A_REGRESSOR)):
         strength = (_clear_slopes(columns, response[:, asks], roots, asking) ** 2).sum(axis=(0, 2))
         if not nested:
-            explained = (np.abs(_slopes_on_roots(columns, response, roots)) > _LEAST_EFFECT).any(axis=0)
-            strength[possible[explained]] = 0.0
+            strength[possible[(np.abs(found) > _LEAST_EFFECT).any(axis=0)]] = 0.0
         if not strength.any():
             break
         roots.append(int(np.argmax(strength)))
-    found = _slopes_on_roots(columns, response, roots)
+        found = _slopes_on_roots(columns, response, roots)
     found[:, np.isin(possible, roots)] = 0.0
     shown = found.any(axis=0)
     slopes = np.zeros((2 * dim, shown.sum()))

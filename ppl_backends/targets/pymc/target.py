@@ -179,9 +179,9 @@ class PyMCTarget(BaseTarget):
         return undefined(*self._call(kind, blocks)[:2])[: len(x)]
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
-        """Return log prior ``(n,)`` and its gradient ``(n, dim)``, or None; the run time does not depend on the data.
+        """Return log prior ``(n,)`` and its gradient ``(n, dim)``, or None.
 
-        With one compiled program, the likelihood is computed as well.
+        The run time does not depend on the data, unless one compiled program computes the likelihood as well.
         """
         if self._one_shape:
             evaluation = self.evaluate(x)
