@@ -1,11 +1,16 @@
 """Probit likelihoods far out in the tails, in value, gradient and Hessian."""
 
+import jax
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
+from scipy.integrate import quad
 from scipy.special import log_ndtr
 
 import ppl_backends as pb
+from ppl_backends.targets.jax_process import double_precision
+from ppl_backends.targets.pymc.jax_backend import _translate
 
 ETA = np.array([-800.0, -40, -12, -9, -1, 0, 1, 7, 8.5, 12, 40, 800])
 Y = np.r_[np.ones(6), np.zeros(6)].astype(int)
@@ -30,3 +35,29 @@ def test_probit_holds_where_probabilities_round_to_zero_or_one(form):
         assert evaluation.log_likelihood[0] == pytest.approx(exact, rel=1e-7)
         assert evaluation.log_likelihood_gradient[0, 0] == pytest.approx((up - down) / (2 * h), rel=1e-6)
         assert np.isfinite(target.hessian(np.array([[x]]))).all()
+
+
+def scaled_tail(x, order):
+    """Return a derivative of erfcx(x) = 2/sqrt(pi) * integral of exp(-t^2 - 2xt) over t > 0, by quadrature."""
+    scale = 1 / max(2 * x, 1.0)
+    integrand = lambda s: (-2 * s * scale) ** order * np.exp(-((s * scale) ** 2) - 2 * x * s * scale) * scale  # noqa: E731
+    return 2 / np.sqrt(np.pi) * quad(integrand, 0, np.inf, epsabs=0, epsrel=1e-11, limit=200)[0]
+
+
+@pytest.mark.parametrize("x", [-2.0, 0.3, 5.0, 9.99, 10.0, 10.01, 40.0, 1e4])
+def test_erfcx_has_right_derivatives_on_both_sides_of_its_series(x):
+    variable = pt.dscalar()
+    with double_precision():
+        function = _translate([variable], [pt.erfcx(variable)])
+        found = [f(x) for f in (lambda x: function(x)[0], jax.grad(lambda x: function(x)[0]))]
+        found.append(jax.hessian(lambda x: function(x)[0])(x))
+    assert np.asarray(found) == pytest.approx([scaled_tail(x, order) for order in range(3)], rel=1e-9)
+
+
+def test_second_derivatives_of_erfcx_are_a_short_program():
+    # XLA compiled the derivatives of the terms of the series for 30 seconds in an ordered probit likelihood.
+    variable = pt.dscalar()
+    with double_precision():
+        function = _translate([variable], [pt.erfcx(variable)])
+        program = str(jax.make_jaxpr(jax.hessian(lambda x: function(x)[0]))(1.0))
+    assert program.count(" = ") < 400

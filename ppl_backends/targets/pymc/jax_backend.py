@@ -197,6 +197,41 @@ def declare_operation(register: Callable[[Any], None], differenced: type[Op]) ->
 
 
 @cache
+def _erfcx(jax: Any) -> Callable[[Any], Any]:
+    """Return ``erfcx``, with its own derivative 2x erfcx(x) - 2/sqrt(pi).
+
+    Derivatives of the terms of the series would make programs several times as large, which XLA would compile for long.
+    """
+    jnp = jax.numpy
+
+    def far(x: Any) -> Any:
+        return jnp.where(x < 10.0, 10.0, x)  # a maximum would halve the derivative at 10
+
+    def series(x: Any, first: int) -> Any:
+        """Return 1 - (2k - 1)u (1 - (2k + 1)u (1 - ...)) from k = ``first`` on, with u = 1/(2x^2)."""
+        u, value = 0.5 / far(x) ** 2, 1.0
+        for k in range(12, first - 1, -1):
+            value = 1.0 - (2 * k - 1) * u * value
+        return value
+
+    @jax.custom_jvp
+    def erfcx(x: Any) -> Any:
+        # exp(x^2) erfc(x) below 10; above, the asymptotic series, of which the derivative has all but the first term
+        near = jnp.minimum(x, 10.0)
+        below = jnp.exp(near**2) * jax.scipy.special.erfc(near)
+        return jnp.where(x < 10.0, below, series(x, 1) / (far(x) * np.sqrt(np.pi)))
+
+    @erfcx.defjvp
+    def derivative(at: tuple, direction: tuple) -> tuple:
+        (x,), (dx,) = at, direction
+        value = erfcx(x)
+        slope = jnp.where(x < 10.0, 2 * x * value - 2 / np.sqrt(np.pi), -series(x, 2) / (far(x) ** 2 * np.sqrt(np.pi)))
+        return value, slope * dx
+
+    return erfcx
+
+
+@cache
 def jax_translation() -> Any:
     """Return PyTensor's translation to JAX, with our operations registered from the first call on."""
     import jax
@@ -207,20 +242,11 @@ def jax_translation() -> Any:
         column = y.ndim == 1 or (y.ndim == 2 and y.shape[1] == 1)
         return jnp.dot(y.T, x.T).T if x.ndim == 2 and column else jnp.dot(x, y)
 
-    def erfcx(x: Any) -> Any:
-        # exp(x^2) erfc(x) below 10; above, the asymptotic series 1 - 1/(2x^2) + 1*3/(2x^2)^2 - ...
-        near, far = jnp.minimum(x, 10.0), jnp.maximum(x, 10.0)
-        term, series = 1.0, 1.0
-        for k in range(1, 13):
-            term = -term * (2 * k - 1) / (2 * far**2)
-            series = series + term
-        return jnp.where(x < 10.0, jnp.exp(near**2) * jax.scipy.special.erfc(near), series / (far * np.sqrt(np.pi)))
-
     def erfcinv(p: Any) -> Any:
         return -jax.scipy.special.ndtri(p / 2) / np.sqrt(2)
 
     jax_funcify.register(VectorSideDot, lambda op, **_: dot)
-    jax_funcify.register(OwnErfcx, lambda op, **_: erfcx)
+    jax_funcify.register(OwnErfcx, lambda op, **_: _erfcx(jax))
     jax_funcify.register(OwnErfcinv, lambda op, **_: erfcinv)
     for register in _DECLARED:
         register(jax_funcify)
