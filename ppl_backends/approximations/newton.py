@@ -22,9 +22,10 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.differences import central_differences
 from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.progress import ChainProgress
-from ppl_backends.targets.protocol import Array, BaseTarget
+from ppl_backends.targets.protocol import Array, BaseTarget, Index
 
 DECREMENT_TOLERANCE = 1e-6  # posterior standard deviations
+_SAME_MODE = 1e-3  # posterior standard deviations between the ends of climbs to one mode
 SMALLEST_DROP = 0.05  # of the log density at one standard deviation; a Gaussian has 0.5, a Cauchy 0.41
 LARGEST_DROP = 2.0  # a skewness of 1 makes 0.67
 LADDER = 2.0 ** np.arange(2, -14, -1)  # step lengths tried in one call
@@ -53,15 +54,29 @@ class ModeCheck(NamedTuple):
 
 
 def modes_above(target: BaseTarget, starts: Array, max_iterations: int) -> list[GaussianApproximation]:
-    """Return the Gaussians at the modes that a batch of climbs from ``starts`` ``(n, dim)`` finds; not yet compared."""
+    """Return the Gaussians at the modes that a batch of climbs from ``starts`` ``(n, dim)`` finds, each mode once."""
     with ChainProgress("Laplace", 1, (), enabled=False) as silent:
         try:
             modes = _newton(target, starts, max_iterations, silent)
         except ModelError:  # a loss without second derivatives has no Gaussian at its mode
             return []
-    at_mode = np.flatnonzero(modes.decrement < DECREMENT_TOLERANCE)
-    checks = [check_mode(target, modes, int(row)) for row in at_mode]
+    at_mode = _distinct(modes, np.flatnonzero(modes.decrement < DECREMENT_TOLERANCE))
+    checks = [check_mode(target, modes, row) for row in at_mode]
     return [check.gaussian for check in checks if not check.trouble]
+
+
+def _distinct(modes: _Modes, rows: Index) -> list[int]:
+    """Return the first of the climbs, of those in ``rows``, to each mode."""
+    first = list[int]()
+    for row in map(int, rows):
+        apart = modes.x[first] - modes.x[row]
+        # On the scales of both, because a narrow mode can be near the middle of a wide one
+        theirs = np.einsum("kd,kde,ke->k", apart, modes.precision[first], apart)
+        own = np.einsum("kd,de,ke->k", apart, modes.precision[row], apart)
+        squares = np.maximum(np.abs(theirs), np.abs(own))
+        if not (squares < _SAME_MODE**2).any():
+            first.append(row)
+    return first
 
 
 def climb(target: BaseTarget, starts: Array, dense: bool, max_iterations: int, progress: ChainProgress) -> _Modes:

@@ -193,6 +193,7 @@ def prior_depends_on(target: BaseTarget, x: Array, coordinate: int) -> bool:
     x = x[:: max(1, len(x) // _FEW)]
     moved = x.copy()
     moved[:, coordinate] += x[:, coordinate].std()
+    target = target.with_fixed_batch_size()
     with np.errstate(all="ignore"):
         (_, here), (_, there) = target.evaluate_prior(x, True), target.evaluate_prior(moved, True)
         if here is None or there is None:

@@ -10,6 +10,7 @@ import ppl_backends as pb
 from ppl_backends.approximations.elsewhere import is_log_concave, judge_elsewhere
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mirrors import has_mirror_image
+from ppl_backends.approximations.newton import modes_above
 from ppl_backends.approximations.wide_modes import draws_outside
 from ppl_backends.errors import ApproximationWarning
 from ppl_backends.targets import FunctionTarget
@@ -32,6 +33,15 @@ def mixture(dim, share, centre, sd, wide_sd=1.0):
         return total, (np.exp(np.array(logs) - total)[:, :, None] * np.array(slopes)).sum(axis=0)
 
     return FunctionTarget(dim, density)
+
+
+def test_every_mode_that_climbs_end_at_is_returned_once():
+    target, centre = mixture(10, 0.9, 0.6, 0.1), 0.6  # a narrow mode within a wide one
+    aside = 0.2 * (-1.0) ** np.arange(10)  # climbs from here do not pass through the narrow mode
+    starts = np.stack([aside, -aside, 2.0 * aside, np.full(10, centre + 0.01), np.full(10, centre - 0.02)])
+    modes = modes_above(target, starts, 50)
+    np.testing.assert_allclose([mode.mean[0] for mode in modes], [0.0, centre], atol=1e-3)
+    np.testing.assert_allclose([np.sqrt(mode.cov[0, 0]) for mode in modes], [1.0, 0.1], rtol=0.01)
 
 
 @pytest.mark.parametrize("fit", FITS)
