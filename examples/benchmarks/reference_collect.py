@@ -62,6 +62,42 @@ def kept(row):
     }
 
 
+def is_published(estimate):
+    """Whether an estimate was read from a publication."""
+    return estimate["method"].startswith("published")
+
+
+def disputed(entry):
+    """Published values that an entry contradicts, by two methods of ours and at least one other published value."""
+    checks = entry["cross_checks"]
+    agreeing = [one for one in checks if abs(one["z"]) <= LARGEST_Z]
+    mine = [one for one in (entry["estimate"], *agreeing) if one and one["by"] == "ours"]
+    others = [one for one in checks if one not in agreeing]
+    enough = len(mine) >= 2 and any(map(is_published, agreeing))
+    return others if enough and all(map(is_published, others)) else []
+
+
+def without(entry, disputed):
+    """An entry without published values that it contradicts, and verified if there were any."""
+    checks = [one for one in entry["cross_checks"] if one not in disputed]
+    return entry | {"cross_checks": checks, "status": "verified"} if disputed else entry
+
+
+def failure(entry, published):
+    """A published value that an entry contradicts, as a failure."""
+    return {
+        "name": entry["name"],
+        "method": published["method"],
+        "software": published["software"],
+        "log_evidence": published["log_evidence"],
+        "log_evidence_se": published["log_evidence_se"],
+        "flagged": False,
+        "why": f"published; {abs(published['z']):.0f} combined standard errors off two methods here and another team",
+        "command": published["command"],
+        "right": entry["log_evidence"],
+    }
+
+
 def status_of(problem, chosen, checks):
     """Status of an entry."""
     if problem.improper:
@@ -98,7 +134,9 @@ def entry(name, problem, rows):
     }
     if not sound:
         return base
-    estimates = sorted(map(kept, sound), key=lambda one: (one["by"] != "exact", one["log_evidence_se"]))
+    estimates = sorted(
+        map(kept, sound), key=lambda one: (one["by"] != "exact", is_published(one), one["log_evidence_se"])
+    )
     chosen, checks = estimates[0], estimates[1:]
     for one in checks:
         one["z"] = round(combined_z(one, chosen), 3)
@@ -128,12 +166,16 @@ def collect(rows, wrong, database, eprv3, kept=None):
             found.append(one if integral is None else one | {"log_prior_normalizer": integral})
         old.pop(name, None)
     found += old.values()
+    wrongly_published = [failure(one, check) for one in found for check in disputed(one)]
+    found = [without(one, disputed(one)) for one in found]
     found.sort(key=lambda one: (one["family"], order[one["status"]], one["name"]))
+    known = failures(wrong, {one["name"]: one for one in found}) if kept is None else kept["failures"]
+    named = {(one["name"], one["method"]) for one in wrongly_published}
     document = {
         "schema": SCHEMA,
         "convention": CONVENTION,
         "entries": found,
-        "failures": failures(wrong, {one["name"]: one for one in found}) if kept is None else kept["failures"],
+        "failures": [one for one in known if (one["name"], one["method"]) not in named] + wrongly_published,
     }
     FILE.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     for fault in validate_reference_evidences(document):

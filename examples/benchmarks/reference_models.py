@@ -7,9 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import radial_velocities
 import reference_closed as closed
 import reference_series as series
 from posteriordb_smc import names_with_references, read_target, read_zip
+from radial_velocities import RadialVelocities
 from reference_regressions import describe, raw_data, regression
 from scipy import stats
 
@@ -203,22 +205,21 @@ def planets(folder):
         return {}
     found = {}
     for number in range(1, 7):
-        table = np.loadtxt(folder / f"rvs_000{number}.txt")
-        lines = (folder / f"prior_bounds_000{number}.txt").read_text().split("\n")
-        bounds = np.array([[float(one) for one in line.split(",")[2:]] for line in lines if line.strip()])
+        table, bounds = radial_velocities.read(folder, number)
         for count in (0, 1, 2, 3):
+            coordinates = ", eccentricities and angles in Cartesian ones" if count else ""
             found[f"eprv3_000{number}-{count}_planets"] = Problem(
                 "radial velocities",
-                lambda table=table, bounds=bounds, count=count: series.RadialVelocities(table, bounds[:count]).target(),
+                lambda table=table, bounds=bounds, count=count: RadialVelocities(table, bounds[:count]).target(),
                 words(
-                    " ".join(series.RadialVelocities.__doc__.split("\n")[0].split())
+                    " ".join(RadialVelocities.__doc__.split("\n")[0].split())
                     + f" Planets: {count}; priors and noise of model.tex of EPRV3EvidenceChallenge/Inputs, periods log "
-                    f"uniform on {bounds[:count].tolist()}; uniforms in logit coordinates."
+                    f"uniform on {bounds[:count].tolist()}; uniforms in logit coordinates{coordinates}."
                 ),
                 lambda table=table: {"t_v_error": table.tolist()},
-                ("importance", "bridge", "quadrature") if count == 0 else ("smc", "nautilus"),
-                note="Published values of five teams, which disagree; none was checked here." if count else "",
-                options={"smc": {"initial": "prior", "kernel": "random_walk"}} if count else {},
+                ("smc", "importance") if count else ("importance", "bridge", "quadrature"),
+                note="Published values of five teams, which disagree." if count else "",
+                options={"smc": {"draws": 1000}} if count else {},
             )
     return found
 

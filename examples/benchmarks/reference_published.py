@@ -45,7 +45,7 @@ def row(team, label, digit, number, count, parts):
     return {
         "name": f"eprv3_000{number}-{count}_planets",
         "method": f"published: {label}",
-        "dim": 2 + 5 * count,
+        "dim": 2 + 6 * count,
         "by": "others",
         "software": team.partition("/")[0],
         "version": "2017",

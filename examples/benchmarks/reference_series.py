@@ -1,4 +1,4 @@
-"""Series with reference evidences: states integrated out exactly, radial velocities, quantiles, and a Cox process."""
+"""Series with reference evidences: states integrated out exactly, quantiles, and a Cox process."""
 
 from pathlib import Path
 
@@ -227,62 +227,3 @@ def cox(cells):
         sample_prior=lambda n_draws, rng: rng.standard_normal((n_draws, n)),
         prior_from_uniform=ndtri,
     )
-
-
-class RadialVelocities:
-    """A challenge of Nelson et al. (2020): Keplerian orbits, an offset and jitter under correlated noise.
-
-    Parameters
-    ----------
-    table : ndarray (n, 3)
-        Times in days, velocities and their errors in m/s.
-    periods : ndarray (planets, 2)
-        Bounds of the periods.
-    """
-
-    def __init__(self, table, periods):
-        self.t, self.v, errors = table.T
-        lag = self.t[:, None] - self.t
-        kernel = 3.0 * np.exp(-0.5 * (np.sin(np.pi * lag / 20.0) ** 2 / 0.5**2 + lag**2 / 50.0**2))
-        self.values, self.vectors = np.linalg.eigh(kernel + np.diag(errors**2))
-        self.periods, self.dim = np.asarray(periods, float).reshape(-1, 2), 2 + 5 * len(periods)
-
-    def parameters(self, u):
-        """Jitter, offset, and period, amplitude, eccentricity, argument and anomaly of each planet, from uniforms."""
-        jitter, offset = np.expm1(u[:, 0] * np.log(100.0)), 1000 * (2 * u[:, 1] - 1)
-        planets = []
-        for j, (low, high) in enumerate(self.periods):
-            p = u[:, 2 + 5 * j : 7 + 5 * j]
-            eccentricity = 0.2 * np.sqrt(-2 * np.log1p(-p[:, 2] * -np.expm1(-0.5 / 0.04)))
-            period, amplitude = low * (high / low) ** p[:, 0], np.expm1(p[:, 1] * np.log(1000.0))
-            planets.append(
-                (period, amplitude, np.minimum(eccentricity, 0.999999), 2 * np.pi * p[:, 3], 2 * np.pi * p[:, 4])
-            )
-        return jitter, offset, planets
-
-    def log_likelihood(self, u):
-        """Log likelihood ``(n,)`` at points of the unit cube."""
-        found = [self._block(block) for block in np.array_split(u, max(1, len(u) // 2000))]
-        return np.concatenate(found)
-
-    def _block(self, u):
-        jitter, offset, planets = self.parameters(u)
-        residual = self.v - offset[:, None]
-        for period, amplitude, e, argument, anomaly in planets:
-            mean = 2 * np.pi * self.t / period[:, None] + anomaly[:, None]
-            e = e[:, None]
-            mean = np.mod(mean, 2 * np.pi)
-            eccentric = mean + 0.85 * e * np.sign(np.sin(mean))
-            for _ in range(6):  # Danby's start; Newton's steps with cubic correction
-                sine, cosine = e * np.sin(eccentric), e * np.cos(eccentric)
-                off, slope = eccentric - sine - mean, 1 - cosine
-                eccentric = eccentric - off / (slope - 0.5 * off * sine / slope)
-            true = 2 * np.arctan2(np.sqrt(1 + e) * np.sin(eccentric / 2), np.sqrt(1 - e) * np.cos(eccentric / 2))
-            w = argument[:, None]
-            residual = residual - amplitude[:, None] * (np.cos(true + w) + e * np.cos(w))
-        turned, spread = residual @ self.vectors, self.values + jitter[:, None] ** 2
-        return -0.5 * (turned**2 / spread + np.log(spread) + LOG_2PI).sum(axis=1)
-
-    def target(self):
-        """The target on the logits of the uniforms."""
-        return Density(self.dim, lambda x: log_logistic(x).sum(axis=1), lambda x: self.log_likelihood(expit(x)), logit)
