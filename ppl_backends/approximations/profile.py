@@ -24,7 +24,8 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import real_parts
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-_STEPS = np.linspace(-6.0, 6.0, 25)  # standard deviations of the Gaussian
+_TAIL = np.array([7.0, 8.5, 10.0, 12.0])  # where a t with 3 degrees of freedom still has a sixth of its variance
+_STEPS = np.concatenate([-_TAIL[::-1], np.linspace(-6.0, 6.0, 25), _TAIL])  # standard deviations of the Gaussian
 _FINE = 20  # points of integration a step
 _FEWEST = 5  # values, for a marginal
 _SKEWED = 0.2  # difference of the ranges on both sides, over their sum; the exponential of N(0, 0.14²) has 0.2

@@ -327,6 +327,15 @@ def test_far_from_the_posterior_is_said():
         pb.fit_vi(known.target, family="diagonal", draws=512, **QUIET)
 
 
+@pytest.mark.parametrize("seed", [3, 4, 10])  # Pareto k is below 0.7
+def test_independent_heavy_tails_have_not_converged(seed):
+    """The Gaussian is 1.25 wide, and Student's t with 3 degrees of freedom has a standard deviation of 1.73."""
+    target = FunctionTarget(10, lambda x: (-2.0 * np.log1p(x**2 / 3.0).sum(axis=1), -4.0 * x / (3.0 + x**2)))
+    with pytest.warns(ApproximationWarning):
+        fit = pb.fit_vi(target, random_seed=seed, progressbar=False)
+    assert not fit.converged
+
+
 def test_result_goes_to_inference_data_and_to_importance_sampling(tmp_path):
     known = gamma_poisson()
     q = pb.fit_vi(known.target, **QUIET)
