@@ -139,7 +139,7 @@ class SubsampledMetropolis(_SubsamplingStep):
             kernel = control.SequentialMetropolis(rows, max(subset, 50), tolerance=self.tolerance)
         else:
             independent = self.proposal == "independent"
-            _warn_of_variance(subset, variance)
+            _warn_of_variance(subset, variance, rows.n)
             kernel = control.ControlVariateMetropolis(rows, subset, independent=independent, steps=self.steps)
         kernel.attributes["single_row_variance"] = variance
         return _announced(RowsAlgorithm(kernel), rng)
@@ -187,7 +187,7 @@ class SubsampledHMC(_SubsamplingStep):
     def bind(self, target: BaseTarget) -> RowsAlgorithm:
         rows, rng = self.rows_of(target), np.random.default_rng(0)
         subset, variance = _subset_of(rows, self.subset, rng)
-        _warn_of_variance(subset, variance)
+        _warn_of_variance(subset, variance, rows.n)
         kernel = control.ControlVariateHmc(rows, subset, self.path_length)
         kernel.attributes["single_row_variance"] = variance
         return _announced(RowsAlgorithm(kernel), rng)
@@ -436,11 +436,13 @@ def _subset_of(rows: Rows, asked: int | None, rng: np.random.Generator) -> tuple
     return (subset if asked is None else min(asked, rows.n)), variance
 
 
-def _warn_of_variance(subset: int, variance: float) -> None:
+def _warn_of_variance(subset: int, variance: float, n: int) -> None:
     if variance > WORST_VARIANCE * subset:
+        wanted = int(np.ceil(variance))
+        use = f"use {wanted} rows" if wanted < n else f"the model has {n}, so give another approximation=, such as 'ep'"
         warnings.warn(
             f"the estimated log likelihood has variance {variance / subset:.2g} with {subset} rows, and should have at most "
-            f"one: use {np.ceil(variance):.0f} rows, or a step on all data if the posterior is far from Gaussian",
+            f"one: {use}, or a step on all data if the posterior is far from Gaussian",
             SamplerWarning,
             stacklevel=user_level(),
         )

@@ -10,6 +10,7 @@ import pytensor.tensor as pt
 import pytest
 
 import ppl_backends as pb
+from ppl_backends.approximations.ep import Factors, FactorsTarget, Logit
 from ppl_backends.errors import ModelError, SamplerWarning
 from ppl_backends.kernels.subsampling.rows import BlockRows, ObservedRows, SiteRows
 from ppl_backends.results.inference_data import group
@@ -167,3 +168,14 @@ def test_models_without_rows_or_a_mode_are_refused():
         pm.Normal("y", mu, 1, observed=pm.Minibatch(np.zeros(50), batch_size=10), total_size=50)
         with pytest.raises(ModelError, match=r"total_size|Minibatch"):
             S.SubsampledMetropolis()
+
+
+def test_more_rows_than_the_model_has_are_not_advised():
+    rng = np.random.default_rng(0)
+    design, y = np.c_[np.ones(500), rng.normal(size=500)], rng.integers(0, 2, 500)
+    target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 10.0))
+    far = pb.GaussianApproximation(np.array([3.0, 3.0]), np.eye(2))
+    with pytest.warns(SamplerWarning) as said:
+        pb.sample_mcmc(target, step=S.SubsampledMetropolis(approximation=far), draws=30, tune=30, chains=2, **QUIET)
+    [message] = [str(each.message) for each in said if "the estimated log likelihood has variance" in str(each.message)]
+    assert "one: the model has 500, so give another approximation=, such as 'ep', or a step on all data" in message
