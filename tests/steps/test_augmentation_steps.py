@@ -2,6 +2,7 @@
 
 import sys
 
+import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
@@ -127,3 +128,18 @@ def test_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "polyagamma", None)
     with pytest.raises(ImportError, match=r"pip install 'ppl-backends\[polyagamma\]'"):
         pb.steps.PolyaGamma()
+
+
+def test_a_step_whose_coefficients_have_a_scale_leaves_for_other_processes():
+    """``pm.sample(mp_ctx="spawn")`` pickles steps; the factors of a model with hyper-parameters had a lock."""
+    groups = np.arange(40) % 4
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1)
+        effects = pm.Normal("effects", 0, scale, shape=4)
+        pm.Bernoulli("y", p=pm.math.invprobit(effects[groups]), observed=np.arange(40) % 3 == 0)
+        step = pb.steps.AlbertChib([effects])
+    moved = []
+    for each in (step, cloudpickle.loads(cloudpickle.dumps(step))):
+        each.set_rng(np.random.default_rng(1))
+        moved.append(each.step(model.initial_point())[0]["effects"])
+    np.testing.assert_array_equal(*moved)

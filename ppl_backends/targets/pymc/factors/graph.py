@@ -104,6 +104,13 @@ class TermGraph:
             Term(rv.name, priors.get(rv), piece) for rv, parts in zip(variables, pieces, strict=True) for piece in parts
         ]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without the lock, which each process has of its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, lock=RLock())
+
     def load(self, data: DataValues) -> bool:
         """Set the values of the late data; return whether they differ from the previous ones."""
         changed = [v for v in self.late if data[v] is not self._loaded[v]]
