@@ -8,6 +8,8 @@ from points around the draws, 4 to 45 times as wide as these.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.linalg import LinAlgError
 from numpy.typing import NDArray
@@ -15,11 +17,20 @@ from scipy.special import expit
 
 from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE, is_log_concave
 from ppl_backends.approximations.gaussian import GaussianApproximation
-from ppl_backends.approximations.lost_mode import TIMES, LostMode, can_be_sought, farthest, largest, log_mass_of
+from ppl_backends.approximations.lost_mode import (
+    TIMES,
+    LostMode,
+    can_be_sought,
+    farthest,
+    largest,
+    log_mass_of,
+    lost_mode_reason,
+)
 from ppl_backends.approximations.modes import beyond, find_modes_around
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import Array, BaseTarget
 
+DRAWS = 1000  # of an approximation, which stand for it
 ADVICE = ": use sample_smc(initial='auto'), which starts from all modes that it finds"
 
 
@@ -44,6 +55,17 @@ def mode_without_chains(
             return None
         others = find_modes_around(target, own, rng)
         return largest(_without_draws(target, own, other, draws, log_mass, rng) for other in others)
+
+
+def mode_missed_by(q: Any, target: BaseTarget) -> str:
+    """Return in words a mode of the posterior that an approximation misses; empty if there is none.
+
+    A search for modes of hyper-parameters runs nested approximations, so it has few starts; climbs on the density cost far
+    less. Draws of the approximation stand for it; they are the same in every call.
+    """
+    draws_rng, rng = (np.random.default_rng(seed) for seed in (0, 1))
+    lost = mode_without_chains(target.with_fixed_batch_size(), q.sample(DRAWS, draws_rng), rng)
+    return "" if lost is None else lost_mode_reason(lost, target.names, "")
 
 
 def _without_draws(

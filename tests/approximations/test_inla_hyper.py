@@ -18,6 +18,7 @@ from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.results.inference_data import group
 from ppl_backends.targets import FunctionTarget
 from ppl_backends.targets.factors import FunctionSites, Normal, Poisson
+from tests.targets.models import mixture_with_labels
 
 RNG = np.random.default_rng(5)
 COUNTS = RNG.poisson(np.exp(1.0 + 0.7 * RNG.normal(size=14)))
@@ -343,6 +344,13 @@ def test_another_mode_of_the_hyper_parameters_of_a_latent_gaussian_model_is_flag
     )
     with pytest.warns(ApproximationWarning, match="another mode of the hyper-parameters, at hyper"):
         assert not quiet(model).converged
+
+
+@pytest.mark.slow
+def test_a_mode_of_the_hyper_parameters_that_the_search_misses_is_told():
+    with pytest.warns(ApproximationWarning, match=r"a mode with about 1\d % of the posterior, at `mu.*holds no draw"):
+        q = pb.fit_inla(mixture_with_labels(), progressbar=False)
+    assert not q.converged
 
 
 def test_names_of_variables_stand_for_their_coordinates():

@@ -15,6 +15,7 @@ from ppl_backends.approximations.ep.own_errors import checked_by_itself
 from ppl_backends.approximations.ep.weighted import mixed_moments, weighted_moments
 from ppl_backends.errors import ApproximationWarning
 from ppl_backends.gibbs import GibbsPosterior, fit_pair_ep
+from tests.targets.models import mixture_with_labels
 
 
 def outliers_on_a_curve(seed, n):
@@ -260,22 +261,6 @@ def test_a_fit_far_off_that_no_points_can_judge_does_not_converge():
 
 @pytest.mark.slow
 def test_a_mode_of_the_hyper_parameters_that_ep_misses_is_told():
-    """Two normals, censored at 2.2, whose labels the priors do not tell apart for sure: the other labels have 15 %."""
-    rng, top = np.random.default_rng(1), 2.2
-    low = rng.random(120) < 0.35
-    y = np.minimum(np.where(low, rng.normal(-2, 0.7, 120), rng.normal(1.5, 1.0, 120)), top)
-
-    def log_density(value, w, mu, sd):
-        inside = [pm.logp(pm.Normal.dist(mu[k], sd[k]), value) for k in (0, 1)]
-        above = [pm.math.log(pm.math.erfc((top - mu[k]) / sd[k] / np.sqrt(2)) / 2) for k in (0, 1)]
-        parts = [pm.math.switch(value >= top, above[k], inside[k]) for k in (0, 1)]
-        return pm.math.logaddexp(pm.math.log(w) + parts[0], pm.math.log(1 - w) + parts[1])
-
-    with pm.Model() as model:
-        w = pm.Beta("w", 2, 2)
-        mu = pm.Normal("mu", [-1.0, 1.0], 2.0, shape=2)
-        sd = pm.HalfNormal("sd", 1.5, shape=2)
-        pm.CustomDist("y", w, mu, sd, logp=log_density, observed=y)
     with pytest.warns(ApproximationWarning, match=r"a mode with about 1\d % of the posterior, at `mu.*holds no draw"):
-        q = fit_ep(model)
+        q = fit_ep(mixture_with_labels())
     assert not q.converged

@@ -52,3 +52,23 @@ def every_transform():
         pm.MvNormal("y", mu=centred + multivariate, chol=chol, observed=rng.normal(size=(5, 3)))
         pm.Normal("z", mu=unit.sum() + walk[2] + student + truncated, sigma=scale, observed=rng.normal(size=7))
     return model
+
+
+def mixture_with_labels():
+    """Return two normals, censored at 2.2, whose labels the priors do not tell apart for sure: the other labels have 15 %."""
+    rng, top = np.random.default_rng(1), 2.2
+    low = rng.random(120) < 0.35
+    y = np.minimum(np.where(low, rng.normal(-2, 0.7, 120), rng.normal(1.5, 1.0, 120)), top)
+
+    def log_density(value, w, mu, sd):
+        inside = [pm.logp(pm.Normal.dist(mu[k], sd[k]), value) for k in (0, 1)]
+        above = [pm.math.log(pm.math.erfc((top - mu[k]) / sd[k] / np.sqrt(2)) / 2) for k in (0, 1)]
+        parts = [pm.math.switch(value >= top, above[k], inside[k]) for k in (0, 1)]
+        return pm.math.logaddexp(pm.math.log(w) + parts[0], pm.math.log(1 - w) + parts[1])
+
+    with pm.Model() as model:
+        w = pm.Beta("w", 2, 2)
+        mu = pm.Normal("mu", [-1.0, 1.0], 2.0, shape=2)
+        sd = pm.HalfNormal("sd", 1.5, shape=2)
+        pm.CustomDist("y", w, mu, sd, logp=log_density, observed=y)
+    return model

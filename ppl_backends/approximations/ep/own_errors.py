@@ -26,10 +26,9 @@ from ppl_backends.approximations.ep.weighted import (
     mixed_moments,
     weighted_moments,
 )
-from ppl_backends.approximations.lost_mode import lost_mode_reason
 from ppl_backends.approximations.profile import fault_in_model_space
 from ppl_backends.approximations.verdict import LARGEST_EVIDENCE_SHIFT, LARGEST_SHIFT, SD_RANGE
-from ppl_backends.approximations.without_draws import mode_without_chains
+from ppl_backends.approximations.without_draws import mode_missed_by
 from ppl_backends.errors import ApproximationWarning, user_level
 from ppl_backends.targets.factors.factorisation import Factors, FactorsTarget
 from ppl_backends.targets.factors.families import NormalMixture
@@ -41,7 +40,6 @@ LARGE_SHARE, MAX_ERROR = 0.2, 0.1  # share of a site in its predictor's precisio
 MAX_ERROR_AWAY, JUDGED, SOME_WEIGHT = 0.2, 25, 1e-3  # given φ away from its mode: limit, and number and weight of φ
 MOST_UNCHECKED = 0.5  # error by EP's own estimate of a fit that can be used although no weighted points check it
 SMALL, SMALL_CONDITIONAL = 0.05, 0.01  # estimates up to which no weighted points are needed
-DRAWS = 1000  # of a mixture, which stand for it in the search for a mode that it misses
 MOST_DIRECTIONS = 200  # predictors whose moments weighted points judge, those on which single sites weigh most
 
 NOTHING = SDRatio(1.0, None, None)
@@ -80,25 +78,13 @@ def checked_by_itself(result: Result) -> Result:
     if not trouble and _has_several_modes(given.factors):
         figures["other_mode_share"] = share_of_another_mode(FactorsTarget(given.factors), given)
         trouble = reason_of_another_mode(figures["other_mode_share"])
-    if not trouble and isinstance(result, EPMixture):
-        trouble, usable = _mode_without_draws(result)
+    if not trouble and isinstance(result, EPMixture) and result.target is not None:
+        trouble = mode_missed_by(result, result.target)
+        usable = not trouble
     if not trouble:
         trouble = _fault_in_model_space(result)
         usable = not trouble
     return _with_verdict(result, figures, trouble, usable)
-
-
-def _mode_without_draws(mixture: EPMixture) -> tuple[str, bool]:
-    """Return a mode of the posterior that the mixture misses, in words, and whether there is none.
-
-    The search for modes of the hyper-parameters runs EP, so it has few starts; climbs on the density cost far less.
-    """
-    if mixture.target is None:
-        return "", True
-    draws_rng, rng = (np.random.default_rng(seed) for seed in (0, 1))
-    target = mixture.target.with_fixed_batch_size()
-    lost = mode_without_chains(target, mixture.sample(DRAWS, draws_rng), rng)
-    return ("", True) if lost is None else (lost_mode_reason(lost, mixture.target.names, ""), False)
 
 
 def _fault_in_model_space(result: Result) -> str:

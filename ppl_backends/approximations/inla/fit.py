@@ -20,6 +20,7 @@ from ppl_backends.approximations.inla.result import INLAApproximation
 from ppl_backends.approximations.laplace import find_mode, is_improper
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.verdict import POINTS, evidence_seen, judge_gaussian
+from ppl_backends.approximations.without_draws import mode_missed_by
 from ppl_backends.errors import ApproximationWarning, ModelError, user_level
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM
 from ppl_backends.options import array, checked, choice, entries, instance, integer, none
@@ -134,7 +135,7 @@ def fit_inla(
     result: Any
     with ChainProgress("INLA", 1, (), enabled=progressbar) as progress:
         if described is not None:
-            result = integrate(described, target)
+            result = _without_a_missed_mode(integrate(described, target), target)
         else:
             q = find_mode(target, initvals, random_seed=random_seed).gaussian
             progress.update(0, 0.3)
@@ -149,6 +150,12 @@ def fit_inla(
         text = f"INLA of {target.label}: {result.trouble}{advice}"
         warnings.warn(text, ApproximationWarning, stacklevel=user_level())
     return result
+
+
+def _without_a_missed_mode(result: IntegratedLaplace, target: BaseTarget) -> IntegratedLaplace:
+    """Return the result, with trouble if climbs on the density find a mode that it misses."""
+    missed = "" if result.trouble else mode_missed_by(result, target)
+    return result.replaced(trouble=missed, converged=False) if missed else result
 
 
 def _factors(target: BaseTarget) -> Any:
