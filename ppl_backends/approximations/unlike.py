@@ -28,6 +28,7 @@ from ppl_backends.targets.protocol import Array
 _ROWS = 4  # points of a fit, for each of its columns
 _WITH_SQUARES = 30  # most dimensions in which squares are columns, as the cost of a fit is cubic
 _TRIMMED = 0.1
+_LARGEST = 1e100  # gradient, above which squares overflow and decide the fit
 # Distances ahead, in standard deviations. A ball is not stepped over if its radius is at least half of its distance.
 _LENGTHS = 3.0 ** -np.arange(5.0)
 
@@ -48,8 +49,8 @@ class SmoothGradient(NamedTuple):
 
 def smooth_gradient(x: Array, gradient: Array) -> SmoothGradient | None:
     """Fit gradients at points ``(n, dim)``; return None for too few points."""
-    finite = np.isfinite(gradient).all(axis=1)
-    x, gradient, dim = x[finite], gradient[finite], x.shape[1]
+    moderate = (np.abs(gradient) < _LARGEST).all(axis=1)  # False if it is not finite
+    x, gradient, dim = x[moderate], gradient[moderate], x.shape[1]
     squares = dim <= _WITH_SQUARES and len(x) >= _ROWS * (2 * dim + 1)
     most = _ROWS * ((2 if squares else 1) * dim + 1)
     if len(x) < most:

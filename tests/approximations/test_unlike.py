@@ -70,3 +70,11 @@ def test_one_of_the_directions_leads_to_a_spherical_spike_and_one_to_one_of_the_
         vector = directions(gaussian, difference)[0, k]
         assert vector @ away[0] == pytest.approx(np.linalg.norm(vector) * np.linalg.norm(away))
         assert np.linalg.norm(gaussian.whiten(vector[None])) == pytest.approx(1.0)
+
+
+def test_a_gradient_whose_square_overflows_does_not_decide_a_smooth_one():
+    x = np.random.default_rng(0).standard_normal((2000, 3))
+    gradient = -x
+    gradient[::100] = 1e200  # 1 % of the points
+    smooth = smooth_gradient(x, gradient)
+    np.testing.assert_allclose(smooth.at(x[:5]), -x[:5], atol=1e-6)
