@@ -92,7 +92,7 @@ def failure(entry, published):
         "log_evidence": published["log_evidence"],
         "log_evidence_se": published["log_evidence_se"],
         "flagged": False,
-        "why": f"published; {abs(published['z']):.0f} combined standard errors off two methods here and another team",
+        "why": f"{abs(published['z']):.0f} combined standard errors from two methods here and another team's value",
         "command": published["command"],
         "right": entry["log_evidence"],
     }
