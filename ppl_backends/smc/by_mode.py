@@ -47,7 +47,8 @@ class ModeEvidences:
         """Return which particles of a sample ``(n,)`` give every mode its share, siblings adjacent."""
         labels = self.labels[sample]
         weights = (self.shares / np.bincount(labels, minlength=len(self.shares)))[labels]
-        return systematic_resampling(weights, len(labels), rng)
+        by_mode = np.argsort(labels, kind="stable")  # so that the number in each mode is right but for rounding
+        return np.sort(by_mode[systematic_resampling(weights[by_mode], len(labels), rng)])
 
 
 def evidences_by_mode(
