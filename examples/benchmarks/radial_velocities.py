@@ -59,9 +59,8 @@ class RadialVelocities:
         self.dim = 2 + 6 * self.planets
         first = 2 + 6 * np.arange(self.planets)
         self.uniform = np.concatenate([[0, 1], np.ravel(first[:, None] + [0, 1])])
-        self.pairs = np.ravel(
-            first[:, None] + [2, 3, 4, 5]
-        )  # (h, k) and the point of the mean longitude, of each planet
+        # (h, k) and the point of the mean longitude, of each planet
+        self.pairs = np.ravel(first[:, None] + [2, 3, 4, 5])
 
     def target(self):
         """Return the target."""

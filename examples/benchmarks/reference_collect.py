@@ -77,10 +77,10 @@ def disputed(entry):
     return others if enough and all(map(is_published, others)) else []
 
 
-def without(entry, disputed):
+def without(entry, published):
     """An entry without published values that it contradicts, and verified if there were any."""
-    checks = [one for one in entry["cross_checks"] if one not in disputed]
-    return entry | {"cross_checks": checks, "status": "verified"} if disputed else entry
+    checks = [one for one in entry["cross_checks"] if one not in published]
+    return entry | {"cross_checks": checks, "status": "verified"} if published else entry
 
 
 def failure(entry, published):
@@ -166,8 +166,9 @@ def collect(rows, wrong, database, eprv3, kept=None):
             found.append(one if integral is None else one | {"log_prior_normalizer": integral})
         old.pop(name, None)
     found += old.values()
-    wrongly_published = [failure(one, check) for one in found for check in disputed(one)]
-    found = [without(one, disputed(one)) for one in found]
+    contradicted = [(one, disputed(one)) for one in found]
+    wrongly_published = [failure(one, check) for one, checks in contradicted for check in checks]
+    found = [without(one, checks) for one, checks in contradicted]
     found.sort(key=lambda one: (one["family"], order[one["status"]], one["name"]))
     known = failures(wrong, {one["name"]: one for one in found}) if kept is None else kept["failures"]
     named = {(one["name"], one["method"]) for one in wrongly_published}

@@ -132,7 +132,8 @@ def weighted_along(q: Any, x: Array, log_weights: Array) -> tuple[Array, Array]:
 def doubtful_coordinate(shift: Array, ratio: Array) -> int | None:
     """Return the coordinate whose moments weights p/q change most, if by a quarter of the limit; None if all change less.
 
-    Few points are in heavy tails, so weights change the deviation of a t with 3 degrees of freedom by a tenth, not by 1.3.
+    Few points are in heavy tails: weights can change the deviation along a t with 3 degrees of freedom by less than a tenth,
+    where it is 1.4 times the Gaussian's.
     """
     change = np.maximum(np.abs(shift) / LARGEST_SHIFT, np.abs(ratio - 1) / (SD_RANGE[1] - 1))
     return int(np.argmax(change)) if change.max() > 0.25 else None

@@ -45,6 +45,7 @@ def test_shares_do_not_depend_on_how_many_points_are_in_a_mode(held):
     assert found.evidence.standard_error < 0.02
     assert abs(found.evidence.log_evidence) < normal_bound() * found.evidence.standard_error
     chosen = samples[0].x[found.resampled(0, rng)]
+    assert abs(np.mean(chosen.sum(1) < 0) - SHARE) < 0.01
     assert abs(np.mean(chosen.sum(1) < 0) - found.shares[low]) <= 1 / len(chosen)  # right but for rounding
 
 
