@@ -22,7 +22,14 @@ from ppl_backends.options import array, check_memory, checked, integer
 from ppl_backends.parallel import run_jobs
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
-from ppl_backends.results.convergence import FEWEST_DRAWS, LARGEST_RHAT, rank_rhat
+from ppl_backends.results.convergence import (
+    FEWEST_DRAWS,
+    LARGEST_RHAT,
+    effective_in_moments,
+    few_effective,
+    rank_rhat,
+    slowest,
+)
 from ppl_backends.results.inference_data import build_inference_data
 from ppl_backends.steps.calibrated import HMC
 from ppl_backends.steps.specification import Step, is_bound
@@ -31,6 +38,7 @@ from ppl_backends.targets.power import with_power
 from ppl_backends.targets.protocol import Array, BaseTarget, as_points, named_point
 
 REPORTS = 50  # per chain
+_LOOKED_AT = 50  # slowest coordinates, for which effective numbers of draws are computed
 
 
 class ChainDraws(NamedTuple):
@@ -312,10 +320,12 @@ def why_not_converged(draws: Array, names: Sequence[str]) -> str:
     stuck = np.flatnonzero(np.ptp(draws, axis=1).max(axis=0) == 0)
     if len(stuck):
         return f"no chain ever moved in `{names[stuck[0]]}`"
-    if len(draws) < 2:
-        return ""
-    rhat = rank_rhat(draws)
-    worst = int(np.nanargmax(rhat))
-    if not rhat[worst] > LARGEST_RHAT:
-        return ""
-    return f"the chains have not converged: R-hat is {rhat[worst]:.2f} for `{names[worst]}`, above {LARGEST_RHAT}"
+    if len(draws) > 1:
+        rhat = rank_rhat(draws)
+        worst = int(np.nanargmax(rhat))
+        if rhat[worst] > LARGEST_RHAT:
+            return (
+                f"the chains have not converged: R-hat is {rhat[worst]:.2f} for `{names[worst]}`, above {LARGEST_RHAT}"
+            )
+    looked_at = slowest(draws, _LOOKED_AT)
+    return few_effective(effective_in_moments(draws[:, :, looked_at]), [names[j] for j in looked_at])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ppl_backends.numerics.arrays import Array, Index
+from ppl_backends.numerics.weights import FEWEST_INDEPENDENT, few_independent
 from ppl_backends.results.inference_data import ARVIZ_MAJOR
 
 LARGEST_RHAT = 1.05
@@ -37,6 +40,22 @@ def effective_draws(draws: Array, method: str = "bulk") -> Array:
         else:
             found = np.asarray(az.ess(draws, chain_axis=0, draw_axis=1, method=method))
     return np.where(np.isnan(found), float(chains * n), np.atleast_1d(found))
+
+
+def effective_in_moments(draws: Array) -> Array:
+    """Return the effective numbers ``(dim,)`` of draws ``(chain, draw, dim)`` in means or in sds, whichever are fewer."""
+    return np.minimum(effective_draws(draws, "mean"), effective_draws((draws - draws.mean(axis=(0, 1))) ** 2, "mean"))
+
+
+def few_effective(ess: Array, names: Sequence[str]) -> str:
+    """Return which coordinate has too few effective draws in its moments, with the figure; empty if none has."""
+    worst = int(np.argmin(ess))
+    if not few_independent(ess[worst]):
+        return ""
+    return (
+        f"the draws of `{names[worst]}` are worth {ess[worst]:.0f} independent ones in its mean or standard deviation, fewer "
+        f"than {FEWEST_INDEPENDENT:.0f}"
+    )
 
 
 def slowest(draws: Array, n: int) -> Index:

@@ -10,8 +10,7 @@ import numpy as np
 
 from ppl_backends.approximations.lost_mode import LostMode, lost_mode_reason
 from ppl_backends.importance.outside import reasons_of_undefined
-from ppl_backends.numerics.weights import FEWEST_INDEPENDENT, few_independent
-from ppl_backends.results.convergence import FEWEST_DRAWS, LARGEST_RHAT, effective_draws, rank_rhat
+from ppl_backends.results.convergence import FEWEST_DRAWS, LARGEST_RHAT, effective_in_moments, few_effective, rank_rhat
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.targets.protocol import Array
 from ppl_backends.tempering.barrier import Barrier
@@ -97,12 +96,9 @@ def _of_draws(run: Run, found: Diagnostics, names: Sequence[str]) -> list[str]:
                 f"the chains have not converged: R-hat is {found.rhat[worst]:.2f} for `{names[worst]}`, above "
                 f"{LARGEST_RHAT}: increase tune and draws"
             )
-    if few_independent(float(found.ess.min())):
-        worst = int(np.argmin(found.ess))
-        said.append(
-            f"the draws of `{names[worst]}` are worth {found.ess[worst]:.0f} independent ones in its mean or standard "
-            f"deviation, fewer than {FEWEST_INDEPENDENT:.0f}: increase draws"
-        )
+    few = few_effective(found.ess, names)
+    if few:
+        said.append(f"{few}: increase draws")
     return said
 
 
@@ -134,8 +130,7 @@ def diagnose(run: Run, evidence: EvidenceEstimate, stones: SteppingStones, lost:
         Barrier(run.betas, part.mean(axis=(0, 1)))
         for part in (run.rejection, run.rejection[:, :half], run.rejection[:, half:])
     )
-    centred = run.x - run.x.mean(axis=(0, 1))
-    ess = np.minimum(effective_draws(run.x, "mean"), effective_draws(centred**2, "mean"))
+    ess = effective_in_moments(run.x)
     rhat = rank_rhat(run.x) if len(run.x) > 1 else np.full(run.x.shape[2], np.nan)
     return Diagnostics(whole, first, second, int(run.trips.sum()), rhat, ess, stones, evidence, lost)
 

@@ -342,7 +342,7 @@ def test_every_family_is_found_in_factors_and_wrong_use_is_explained():
     step = pb.steps.ScalableMetropolis()
     for family in (Logit(y), Probit(y), Normal(y, 1.0)):
         target = FactorsTarget(Factors(design, 0.0, family, 0.0, 1.0))
-        idata = pb.sample_mcmc(target, step=step, draws=20, tune=0, chains=1, **QUIET)
+        idata = pb.sample_mcmc(target, step=step, draws=2000, tune=0, chains=1, **QUIET)
         assert idata["posterior"].attrs["accuracy"] == "exact"
     poisson = FactorsTarget(Factors(design, 0.0, Poisson(y), 0.0, 1.0))
     with pytest.raises(ModelError, match="no bound"):

@@ -70,7 +70,34 @@ def test_independent_chains_are_not_held_to_differ(seed):
     assert why_not_converged(np.random.default_rng(seed).standard_normal((4, 500, 10)), list("abcdefghij")) == ""
 
 
-@pytest.mark.filterwarnings("ignore:.*R-hat")  # a short run
+def test_few_effective_draws_are_not_called_exact():
+    """Successive draws of a random walk in two dimensions are correlated, so 200 are worth few independent ones."""
+    target = FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(axis=1), -x))
+    settings = dict(step=steps.RandomWalk(), tune=500, chains=1, random_seed=5, progressbar=False)
+    with pytest.warns(
+        SamplerWarning, match=r"worth \d+ independent ones in its mean or standard deviation, fewer than 100"
+    ):
+        few = sample_mcmc(target, draws=200, **settings)
+    attrs = group(few, "posterior").attrs
+    assert attrs["accuracy"] == "approximate"
+    assert "independent ones" in attrs["warnings"]
+    enough = sample_mcmc(target, draws=5000, **settings)
+    assert group(enough, "posterior").attrs["accuracy"] == "exact"
+
+
+@pytest.mark.parametrize("chains", [1, 4])
+def test_slow_chains_are_named_by_their_slowest_coordinate(chains):
+    """AR(1) with coefficient 0.99: a mean of 2,000 draws has the variance of one of 2,000 / 199 = 10 independent draws."""
+    rng = np.random.default_rng(chains)
+    x = rng.standard_normal((chains, 2000, 3))
+    for t in range(1, 2000):
+        x[:, t, 1] = 0.99 * x[:, t - 1, 1] + np.sqrt(1 - 0.99**2) * x[:, t, 1]
+    said = why_not_converged(x, ["a", "b", "c"])
+    assert "`b`" in said
+    assert "R-hat" in said or "independent ones" in said
+
+
+@pytest.mark.filterwarnings("ignore:.*(R-hat|independent ones)")  # a short run
 @pytest.mark.parametrize("step", [steps.RandomWalk, steps.MALA, steps.Barker, steps.HMC, steps.Independent])
 def test_chains_of_a_batch_are_the_chains_that_each_would_be_alone(step):
     """Each draws from its own generator and adapts its own step; evaluations go by rows here."""
