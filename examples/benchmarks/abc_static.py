@@ -12,7 +12,6 @@ is kept. ``--store`` appends every run to a file as a line of JSON. Runs that ar
 """
 
 import argparse
-import json
 import sys
 import warnings
 from pathlib import Path
@@ -27,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 from abc_toys import HALF, QUIET, mixture
 from abc_toys import box as toy_box
+from rows import append_row, read_rows
 
 SHARES = (0.1, 0.03, 0.01, 0.003, 0.001)
 SDS = np.sqrt([0.1, 0.001])
@@ -48,17 +48,12 @@ def ratios(name, model, runs, points, store):
     """Print variances of random points over those of nets, by share."""
     found = {}
     for k, kind in enumerate(("random", "nets")):
-        known = {}
-        if store and store.exists():
-            lines = map(json.loads, store.read_text().splitlines())
-            known = {line["run"]: line["moments"] for line in lines if line["name"] == [name, kind, points]}
+        known = {row["run"]: row["moments"] for row in read_rows(store) if row["name"] == [name, kind, points]}
         for run in sorted(set(range(runs)) - set(known)):
             rng = np.random.default_rng([run, k])
             x = nearest(*model[:3], uniform(kind, points, model[0].dim, rng), rng, *model[3:])
             known[run] = [(near.mean(), near.var()) for near in (x[: int(share * points)] for share in SHARES)]
-            if store:
-                with store.open("a") as file:
-                    file.write(json.dumps({"name": [name, kind, points], "run": run, "moments": known[run]}) + "\n")
+            append_row(store, name=[name, kind, points], run=run, moments=known[run])
         found[kind] = np.array(list(known.values()))
     n, rng = len(found["nets"]), np.random.default_rng(1)
     again = [{kind: moments[rng.integers(n, size=n)] for kind, moments in found.items()} for _ in range(2000)]

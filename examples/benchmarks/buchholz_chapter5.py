@@ -30,7 +30,6 @@ Run: python examples/benchmarks/buchholz_chapter5.py trial gaussian student mixt
 
 import argparse
 import itertools
-import json
 import sys
 import time
 import warnings
@@ -51,6 +50,7 @@ from ppl_backends.targets.factors import Logit, Probit
 
 sys.path.insert(0, str(Path(__file__).parent))
 from peers.problems import cox_data
+from rows import append_row, read_rows
 
 LOG_2PI = np.log(2 * np.pi)
 
@@ -284,15 +284,13 @@ def stored(path, label, target, kernel, repeats, seed, **options):
     name, path = f"{label} {kernel} {options.get('draws', 1024)}", Path(path)
 
     def known():
-        lines = map(json.loads, path.read_text().splitlines() if path.exists() else [])
-        return {line["seed"]: line for line in lines if line["name"] == name}
+        return {row["seed"]: row for row in read_rows(path) if row["name"] == name}
 
     for one in sorted(set(range(seed, seed + repeats)) - set(known())):
         clock = time.process_time()
         found = run(target, kernel, 1, one, **options)
-        line = {key: np.asarray(found[key]).tolist() for key in found if key != "bridge"}
-        with path.open("a") as file:
-            file.write(json.dumps({"name": name, "seed": one, "cpu": time.process_time() - clock, **line}) + "\n")
+        figures = {key: np.asarray(found[key]).tolist() for key in found if key != "bridge"}
+        append_row(path, name=name, seed=one, cpu=time.process_time() - clock, **figures)
     runs = list(known().values())
     joined = {key: np.concatenate([one[key] for one in runs]) for key in ("log_evidence", "mean", "positive")}
     for key in ("load", "stages", "jump", "trusted", "cpu"):

@@ -18,6 +18,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+from rows import append_row, keys_of, read_rows
 
 HERE = Path(__file__).parent
 SMC = [
@@ -205,8 +206,7 @@ def measure(row, checkouts, seeds, file, done):
         for seed in left:
             order = (0, 1) if seed % 2 else (1, 0)
             found = {("old", "new")[k]: versions[k](seed) for k in order}
-            with file.open("a") as out:
-                out.write(json.dumps({"row": row, "seed": seed, **found}) + "\n")
+            append_row(file, row=row, seed=seed, **found)
     finally:
         for version in versions:
             version.close()
@@ -239,7 +239,7 @@ def ratio(errors, seconds, rng):
 
 def table(file):
     """Print the ratios."""
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = read_rows(file)
     print("| row | figure | old / new | seeds | seconds, new |\n| --- | --- | --- | --- | --- |")
     for row in dict.fromkeys(line["row"] for line in lines):
         results = [line for line in lines if line["row"] == row]
@@ -261,8 +261,7 @@ def main():
     if options.serve:
         serve(options.serve)
         return
-    lines = options.file.read_text().splitlines() if options.file.exists() else []
-    done = {(line["row"], line["seed"]) for line in map(json.loads, lines)}
+    done = keys_of(read_rows(options.file), "row", "seed")
     for row in options.rows if options.checkouts else []:
         measure(row, options.checkouts, options.seeds, options.file, done)
     table(options.file)

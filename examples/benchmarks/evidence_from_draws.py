@@ -23,7 +23,6 @@ Run: PPL_BACKENDS_STAN_PRECOMPILE=1 python examples/benchmarks/evidence_from_dra
 """
 
 import argparse
-import json
 import sys
 import time
 import warnings
@@ -43,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from posteriordb_smc import read_target, read_zip
 from reference_models import problems
+from rows import append_row, keys_of, read_rows
 
 from tests.toys import bimodal, conjugate_gaussian, funnel, gamma_poisson
 
@@ -351,12 +351,12 @@ def main():
     parser.add_argument("--database", type=Path)
     parser.add_argument("--print", action="store_true")
     options = parser.parse_args()
-    rows = [json.loads(line) for line in options.file.read_text().splitlines()] if options.file.exists() else []
+    rows = read_rows(options.file)
     if options.print:
         return table(rows)
     warnings.simplefilter("ignore", PPLBackendsWarning)
     seeds = range(options.first, options.first + options.sets)
-    known = {(one["name"], one["seed"], one["method"]) for one in rows}
+    known = keys_of(rows, "name", "seed", "method")
     for kind in options.kinds:
         found = {
             "posteriordb": lambda: posteriordb(
@@ -373,8 +373,7 @@ def main():
             "chains": lambda: chains(options.methods, options.sets, known),
         }[kind]()
         for one in found:
-            with options.file.open("a") as file:
-                file.write(json.dumps(one) + "\n")
+            append_row(options.file, **one)
             print(one, flush=True)
     return None
 

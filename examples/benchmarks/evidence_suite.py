@@ -19,7 +19,6 @@ bootstrapped over seeds, and left out below three.
 
 import argparse
 import importlib
-import json
 import signal
 import sys
 import time
@@ -29,6 +28,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+from rows import append_row, keys_of, read_rows
 from suite_peers import MODULES, PEERS
 from suite_problems import LOG_2PI, PROBLEMS
 
@@ -193,16 +193,15 @@ def main():
     parser.add_argument("--limit", type=float, default=90.0, help="CPU seconds of a run")
     parser.add_argument("--print", action="store_true")
     options = parser.parse_args()
-    rows = [json.loads(line) for line in options.file.read_text().splitlines()] if options.file.exists() else []
-    known = {(row["name"], row["sampler"], row["seed"]) for row in rows}
+    rows = read_rows(options.file)
+    known = keys_of(rows, "name", "sampler", "seed")
     for name in [] if options.print else options.targets:
         problem = PROBLEMS[name]()
         for sampler in options.samplers:
             for seed in range(options.seeds):
                 if (name, sampler, seed) not in known:
                     rows.append(run(name, problem, sampler, seed, options.limit))
-                    with options.file.open("a") as file:
-                        file.write(json.dumps(rows[-1]) + "\n")
+                    append_row(options.file, **rows[-1])
                     print(rows[-1], flush=True)
     table(rows)
 

@@ -17,13 +17,13 @@ CPU seconds are of this process. Rows are appended to ``--file``; rows that are 
 """
 
 import argparse
-import json
 import time
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pymc as pm
+from rows import append_row, keys_of, read_rows
 from scipy import stats
 from scipy.special import gammaln, logsumexp
 
@@ -221,15 +221,14 @@ def main():
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--print", action="store_true")
     options = parser.parse_args()
-    rows = [json.loads(line) for line in options.file.read_text().splitlines()] if options.file.exists() else []
-    known = {(row["name"], row["seed"]) for row in rows}
+    rows = read_rows(options.file)
+    known = keys_of(rows, "name", "seed")
     for name in [] if options.print else options.targets:
         target, truth = TARGETS[name]()
         for seed in range(options.repeats):
             if (name, seed) not in known:
                 rows.append(run(name, target, truth, seed))
-                with options.file.open("a") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
+                append_row(options.file, **rows[-1])
     table(rows)
 
 

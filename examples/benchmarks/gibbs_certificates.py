@@ -14,11 +14,11 @@ other half. Lines of JSON go to ``--out`` one by one.
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 
 import numpy as np
+from rows import append_row
 
 import ppl_backends as pb
 from ppl_backends.datasets import load_binary_regression
@@ -168,10 +168,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["example", "coverage", "sets"])
     parser.add_argument("--runs", type=int)
-    parser.add_argument(
-        "--names",
-        nargs="*",
-    )
+    parser.add_argument("--names", nargs="*")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
 
@@ -180,9 +177,7 @@ def main():
     def record(**row):
         rows.append(row)
         print(row, flush=True)
-        if given.out:
-            with given.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        append_row(given.out, **row)
 
     if given.what == "example":
         example()

@@ -13,12 +13,12 @@ column.
 
 import argparse
 import csv
-import json
 import time
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+from rows import append_row, read_rows
 
 import ppl_backends as pb
 from ppl_backends.datasets import load_binary_regression
@@ -124,20 +124,9 @@ TABLES = {
 }
 
 
-def record(out, **figures):
-    """Append a line, so that nothing that was computed is lost."""
-    with out.open("a") as file:
-        file.write(json.dumps(figures) + "\n")
-
-
-def lines(out):
-    """Return the recorded figures."""
-    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-
-
 def tables(kind, names, seeds, out, folder, methods):
     """Record the error or 1 − AUC of every method on every split."""
-    done = {(row["table"], row.get("data"), row.get("method"), row.get("seed")) for row in lines(out)}
+    done = {(row["table"], row.get("data"), row.get("method"), row.get("seed")) for row in read_rows(out)}
     for name in names:
         for seed in range(seeds):
             for method, run in TABLES[kind].items():
@@ -146,7 +135,7 @@ def tables(kind, names, seeds, out, folder, methods):
                 started = time.perf_counter()
                 risk, chosen = run(name, seed, folder)
                 seconds = time.perf_counter() - started
-                record(
+                append_row(
                     out,
                     table=kind,
                     data=name,
@@ -166,7 +155,7 @@ def coverage(out, losses, replications, n=200):
     rng = np.random.default_rng(0)
     large = rng.normal(size=(4000, 3))
     large_y = np.sign(large @ TRUTH) * np.where(rng.random(4000) < FLIP, -1.0, 1.0)
-    done = {(row["data"], row["method"]) for row in lines(out) if row["table"] == "coverage"}
+    done = {(row["data"], row["method"]) for row in read_rows(out) if row["table"] == "coverage"}
     for loss in losses or ("zero_one", "auc"):
         for sharp in (False, True):
             if (loss, "sharp" if sharp else "published") in done:
@@ -189,7 +178,7 @@ def coverage(out, losses, replications, n=200):
                 held += bound >= true
                 bounds.append(bound)
                 risks.append(true)
-            record(
+            append_row(
                 out,
                 table="coverage",
                 data=loss,
@@ -214,7 +203,7 @@ def annealing(out, starts=20):
         for _ in range(starts):
             start = pb.GaussianApproximation(rng.normal(size=8) * 10**0.5, np.eye(8) * rng.uniform(0.01, 1.0))
             reached.append(certify(posterior, fit_gibbs_vi(posterior, initial=start)).bound)
-        record(
+        append_row(
             out,
             table="annealing",
             data="pima",
@@ -251,7 +240,7 @@ def iterations(out):
             q = fit_gibbs_vi(posterior, family="diagonal", sample_pairs=True, batch_size=size, random_seed=0)
             seconds = time.perf_counter() - started
             bound = certify(posterior, q)
-            record(
+            append_row(
                 out,
                 table="iterations",
                 data=name,
@@ -290,7 +279,7 @@ def random_walk(posterior, q, chains=300, steps=24_000, kept=20_000):
 def means(out):
     """Record how far EP's and SMC's means differ on Pima, and from long random walks, in posterior sds."""
     (X, y), _ = split("pima", 0, None)
-    done = {row["method"] for row in lines(out) if row["table"] == "means"}
+    done = {row["method"] for row in read_rows(out) if row["table"] == "means"}
     for loss in ("auc", "zero_one"):
         for rate in (100.0, 266.0):
             if f"{loss} λ={rate:g}" in done:
@@ -309,7 +298,7 @@ def means(out):
                     "smc_walk": float(np.abs((mean - walked) / walked_sd).max()),
                     "walk_error": float((error / walked_sd).max()),
                 }
-            record(
+            append_row(
                 out,
                 table="means",
                 data="pima",
@@ -324,7 +313,7 @@ def means(out):
 
 def show(out):
     """Print what is recorded as Markdown."""
-    rows = lines(out)
+    rows = read_rows(out)
     for kind in TABLES:
         names = list(dict.fromkeys(row["data"] for row in rows if row["table"] == kind))
         for name in names:

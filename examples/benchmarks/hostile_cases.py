@@ -14,7 +14,6 @@ Run: python examples/benchmarks/hostile_cases.py [--kinds ...] [--cases ...] [--
 """
 
 import argparse
-import json
 import sys
 import time
 import warnings
@@ -31,6 +30,7 @@ from ppl_backends.results.inference_data import group
 sys.path.insert(0, str(Path(__file__).parent))
 from hostile_models import model_cases
 from hostile_targets import all_cases
+from rows import append_row, keys_of, read_rows
 
 LARGEST_Z, LARGEST_SHIFT, LARGEST_QUANTILE_SHIFT, LARGEST_LAPLACE = 4.0, 0.2, 0.05, 0.5
 LEVELS = np.array([0.05, 0.5, 0.95])
@@ -183,14 +183,10 @@ def main():
     parser.add_argument("--file", type=Path)
     parser.add_argument("--print", action="store_true")
     options = parser.parse_args()
-    rows = (
-        [json.loads(text) for text in options.file.read_text().splitlines()]
-        if options.file and options.file.exists()
-        else []
-    )
+    rows = read_rows(options.file)
     if options.print:
         return table(rows)
-    done = {(one["case"], one["method"], one["seed"]) for one in rows}
+    done = keys_of(rows, "case", "method", "seed")
     for case in [*all_cases(), *model_cases()]:
         if (options.kinds and case.kind not in options.kinds) or (options.cases and case.name not in options.cases):
             continue
@@ -208,9 +204,7 @@ def main():
                 except ModelError as error:
                     one |= {"failed": str(error)[:200]}
                 rows.append(one)
-                if options.file:
-                    with options.file.open("a") as out:
-                        out.write(json.dumps(one, default=lambda value: value.item()) + "\n")
+                append_row(options.file, **one)
     return None if options.file else table(rows)
 
 

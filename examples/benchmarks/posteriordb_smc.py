@@ -39,6 +39,7 @@ from typing import NamedTuple
 
 import arviz as az
 import numpy as np
+from rows import append_row, keys_of, read_rows
 from scipy.stats import chi2
 
 import ppl_backends as pb
@@ -315,21 +316,20 @@ def main():
     parser.add_argument("--print", action="store_true")
     options = vars(parser.parse_args())
     file, names = options.pop("file"), options.pop("names")
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file and file.exists() else []
+    rows = read_rows(file)
     if options.pop("print"):
         return table(rows)
     if options.pop("references"):
         names = names_with_references(options["database"])
+    done = keys_of(rows, "name", "asked")
     for name, initial in itertools.product(names, options.pop("initial")):
-        if any((one["name"], one["asked"]) == (name, initial) for one in rows):
+        if (name, initial) in done:
             continue
         try:
             found = row(name, initial=initial, **options)
         except Exception as error:  # one that cannot be had is part of the table
             found = {"name": name, "asked": initial, "skipped": f"{type(error).__name__}: {error}"[:300]}
-        if file:
-            with file.open("a") as out:
-                out.write(json.dumps(found, default=lambda value: value.item()) + "\n")
+        append_row(file, **found)
         rows.append(found)
         print(found, flush=True)
     return None if file else table(rows)

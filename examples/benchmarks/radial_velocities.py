@@ -13,12 +13,12 @@ Run: python examples/benchmarks/radial_velocities.py --eprv3 FOLDER --file rows.
 """
 
 import argparse
-import json
 import time
 import warnings
 from pathlib import Path
 
 import numpy as np
+from rows import append_row, keys_of, read_rows
 from scipy.special import expit, logit, ndtri
 
 import ppl_backends as pb
@@ -236,11 +236,11 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--print", action="store_true")
     options = parser.parse_args()
-    rows = [json.loads(line) for line in options.file.read_text().splitlines()] if options.file.exists() else []
+    rows = read_rows(options.file)
     if options.print:
         return table(rows)
     warnings.simplefilter("ignore", PPLBackendsWarning)
-    known = {(one["set"], one["planets"], one["method"], one["seed"]) for one in rows}
+    known = keys_of(rows, "set", "planets", "method", "seed")
     for seed in range(1, options.seeds + 1):
         for number in options.sets:
             observed, bounds = read(options.eprv3, number)
@@ -248,8 +248,7 @@ def main():
                 target = RadialVelocities(observed, bounds[:planets]).target()
                 for method in options.methods:
                     if (number, planets, method, seed) not in known:
-                        with options.file.open("a") as file:
-                            file.write(json.dumps(row(number, planets, method, seed, target)) + "\n")
+                        append_row(options.file, **row(number, planets, method, seed, target))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ Run: python examples/benchmarks/reference_evidences.py --file rows.jsonl --names
 
 import argparse
 import importlib.metadata
-import json
 import sys
 import time
 import warnings
@@ -29,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import reference_peer as peer
 from evidence_from_draws import nutpie_draws
 from reference_models import problems
+from rows import append_row, keys_of, read_rows
 
 import ppl_backends as pb
 from ppl_backends.errors import PPLBackendsWarning
@@ -200,9 +200,9 @@ def row(run, method, options):
     } | found
 
 
-def missing(options, rows):
+def missing(options):
     """Names, problems and methods that are not in the file, in the order of ``--names``."""
-    done = {(one["name"], one["method"]) for one in rows}
+    done = keys_of(read_rows(options.file), "name", "method")
     known = problems(options.database, options.eprv3)
     for name in options.names or known:
         problem = known[name]
@@ -213,9 +213,9 @@ def missing(options, rows):
             yield name, problem, left
 
 
-def run_missing(options, rows):
+def run_missing(options):
     """Append what is missing."""
-    for name, problem, methods in missing(options, rows):
+    for name, problem, methods in missing(options):
         try:
             run = Run(name, problem, options.seed)
         except Exception as error:
@@ -232,9 +232,8 @@ def run_missing(options, rows):
 
 
 def append(file, found):
-    """One line more."""
-    with file.open("a") as out:
-        out.write(json.dumps(found, default=lambda value: value.item()) + "\n")
+    """Append a row and print its figures."""
+    append_row(file, **found)
     figures = (found.get(key) for key in ("log_evidence", "log_evidence_se", "trusted", "seconds", "skipped"))
     print(found["name"], found["method"], *figures, flush=True)
 
@@ -250,9 +249,8 @@ def main():
     parser.add_argument("--eprv3", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    rows = [json.loads(line) for line in options.file.read_text().splitlines()] if options.file.exists() else []
     warnings.simplefilter("ignore", PPLBackendsWarning)  # what is warned of is in the row
-    run_missing(options, rows)
+    run_missing(options)
 
 
 if __name__ == "__main__":

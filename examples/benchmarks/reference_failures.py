@@ -14,7 +14,6 @@ Run: python examples/benchmarks/reference_failures.py --file failures.jsonl [--n
 
 import argparse
 import importlib.metadata
-import json
 import sys
 import warnings
 from dataclasses import replace
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from reference_evidences import Run
 from reference_models import problems
+from rows import append_row, keys_of, read_rows
 from scipy.special import logsumexp
 
 import ppl_backends as pb
@@ -124,8 +124,7 @@ def main():
     parser.add_argument("--names", nargs="+")
     options = parser.parse_args()
     warnings.simplefilter("ignore", PPLBackendsWarning)
-    rows = [json.loads(line) for line in options.file.read_text().splitlines()] if options.file.exists() else []
-    done, known = {(one["method"], one["name"]) for one in rows}, problems()
+    done, known = keys_of(read_rows(options.file), "method", "name"), problems()
     for method, name in CASES:
         if (LABELS[method], name) in done or (options.names and name not in options.names):
             continue
@@ -145,8 +144,7 @@ def main():
             "why": WHY[method],
             "command": f"python examples/benchmarks/reference_failures.py --file failures.jsonl --names {name}",
         }
-        with options.file.open("a") as out:
-            out.write(json.dumps(row) + "\n")
+        append_row(options.file, **row)
         print(row, flush=True)
 
 

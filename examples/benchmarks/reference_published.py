@@ -8,10 +8,10 @@ Run: python examples/benchmarks/reference_published.py --results FOLDER --file r
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
+from rows import append_row, keys_of, read_rows
 
 LN10 = np.log(10.0)
 TEAMS = {
@@ -67,12 +67,10 @@ def main():
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--file", type=Path, required=True)
     options = parser.parse_args()
-    lines = options.file.read_text().splitlines() if options.file.exists() else []
-    done = {(one["name"], one["method"]) for one in map(json.loads, lines)}
-    with options.file.open("a") as out:
-        for one in rows(options.results):
-            if (one["name"], one["method"]) not in done:
-                out.write(json.dumps(one) + "\n")
+    done = keys_of(read_rows(options.file), "name", "method")
+    for one in rows(options.results):
+        if (one["name"], one["method"]) not in done:
+            append_row(options.file, **one)
 
 
 if __name__ == "__main__":

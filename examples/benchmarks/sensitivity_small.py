@@ -9,7 +9,6 @@ Run: python examples/benchmarks/sensitivity_small.py --file rows.jsonl [--models
 """
 
 import argparse
-import json
 import time
 import warnings
 from functools import partial
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pymc as pm
 from after_fit import Powered, moments_of
+from rows import append_row, read_rows
 
 import ppl_backends as pb
 
@@ -207,11 +207,10 @@ if __name__ == "__main__":
     parser.add_argument("--print", action="store_true")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    known = [json.loads(line) for line in asked.file.read_text().splitlines()] if asked.file.exists() else []
+    known = read_rows(asked.file)
     if asked.print:
         show(known)
     else:
         for model in asked.models:
-            with asked.file.open("a") as file:
-                for found in run(model, range(asked.seeds), [row for row in known if row["model"] == model]):
-                    print(json.dumps(found), file=file, flush=True)
+            for found in run(model, range(asked.seeds), [row for row in known if row["model"] == model]):
+                append_row(asked.file, **found)

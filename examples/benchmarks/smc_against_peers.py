@@ -15,7 +15,6 @@ Print: python examples/benchmarks/peers_table.py peers.jsonl
 """
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
@@ -42,20 +41,15 @@ import warnings  # noqa: E402
 import jax  # noqa: E402
 from models import MODELS  # noqa: E402
 from peers.samplers import SAMPLERS  # noqa: E402
+from rows import append_row, keys_of, read_rows  # noqa: E402
 
 logging.getLogger("pymc").setLevel(logging.ERROR)
 warnings.simplefilter("ignore")
 
 
-def read(path):
-    """Return keys of what has been run."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {(row["problem"], row["sampler"], row["seed"]) for row in map(json.loads, lines)}
-
-
 def effort(path, problem, sampler, like):
     """Return the mean seconds of ``like`` over those of ``sampler``, both by their defaults."""
-    rows = [row for row in map(json.loads, path.read_text().splitlines()) if row["problem"] == problem]
+    rows = [row for row in read_rows(path) if row["problem"] == problem]
     wanted, own = (
         [row["seconds"] for row in rows if row["sampler"] == name and "seconds" in row] for name in (like, sampler)
     )
@@ -67,7 +61,7 @@ def main():
     suffix = "-matched" if arguments.as_long_as else ""
     if arguments.device:
         jax.config.update("jax_default_device", jax.devices(arguments.device)[0])
-    done = read(arguments.file)
+    done = keys_of(read_rows(arguments.file), "problem", "sampler", "seed")
     for problem in arguments.problems or MODELS:
         made = {}
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
@@ -88,8 +82,7 @@ def main():
                     row |= made[name](seed)
                 except Exception as error:  # a sampler that fails is part of the comparison
                     row |= {"error": f"{type(error).__name__}: {error}"[:200]}
-                with arguments.file.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                append_row(arguments.file, **row)
                 figures = {
                     key: row[key] for key in ("seconds", "log_evidence", "log_evidence_se", "error") if key in row
                 }

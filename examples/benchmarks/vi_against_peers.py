@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 from peers.problems import PROBLEMS
+from rows import append_row, keys_of, read_rows
 
 REFERENCES = Path(__file__).with_name("references_vi.json")
 SHARED_REFERENCES = REFERENCES.with_name("references.json")
@@ -201,7 +202,7 @@ def reference(name, draws=5000):
 
 def run(names, seeds, out, methods, limit, once):
     """Run every fit in its own process, with methods in turn; recorded fits are left out."""
-    done = {(row["problem"], row["method"], row["seed"]) for row in lines(out)}
+    done = keys_of(read_rows(out), "problem", "method", "seed")
     for seed in range(seeds):
         for name in names:
             for method in methods or (*METHODS, *STAN):
@@ -217,18 +218,12 @@ def run(names, seeds, out, methods, limit, once):
                     row["failed"] = f"more than {limit} s"
                 except subprocess.CalledProcessError as error:
                     row["failed"] = error.stderr[-300:]
-                with out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-
-
-def lines(out):
-    """Return the recorded figures."""
-    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+                append_row(out, **row)
 
 
 def show(out):
     """Print Markdown: means over seeds for every problem, and geometric means relative to the first method."""
-    rows = [row for row in lines(out) if "failed" not in row]
+    rows = [row for row in read_rows(out) if "failed" not in row]
     names = list(dict.fromkeys(row["problem"] for row in rows))
     keys = ("mean", "sd", "processor", "wall", "again_processor", "again_wall")
     table = {}

@@ -14,11 +14,11 @@ and variance. Figures go to a file of JSON lines (``--out``).
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 
 import numpy as np
+from rows import append_row, read_rows
 from scipy.special import expit, gammaln, ndtri
 
 import ppl_backends as pb
@@ -216,11 +216,11 @@ def traces(out, steps=600):
             started = time.perf_counter()
             _, trace = ascend(target, *SAMPLERS[label], steps, np.random.default_rng(5))
             seconds = time.perf_counter() - started
-            record(out, table="traces", model=name, sampler=label, trace=trace, final=trace[-1][1], seconds=seconds)
+            append_row(out, table="traces", model=name, sampler=label, trace=trace, final=trace[-1][1], seconds=seconds)
         started = time.perf_counter()
         q = pb.fit_vi(target, family="diagonal", random_seed=1, progressbar=False)
         seconds = time.perf_counter() - started
-        record(out, table="traces", model=name, sampler="fit_vi", final=q.elbo, se=q.elbo_se, seconds=seconds)
+        append_row(out, table="traces", model=name, sampler="fit_vi", final=q.elbo, se=q.elbo_se, seconds=seconds)
 
 
 def variance(out, repeats=60, steps=200, table="variance", estimator=gradient):
@@ -235,7 +235,7 @@ def variance(out, repeats=60, steps=200, table="variance", estimator=gradient):
                 rng = np.random.default_rng(11)
                 draws = [estimator(target, family, p, noise(size, target.dim, rng)) for _ in range(repeats)]
                 found[label] = float(np.var(draws, axis=0, ddof=1).sum())
-            record(out, table=table, model=name, place=place, repeats=repeats, **found)
+            append_row(out, table=table, model=name, place=place, repeats=repeats, **found)
 
 
 def score(out):
@@ -258,7 +258,7 @@ def growing(out, rate=0.01, steps=2000, largest=50_000, repeats=5):
         slope = np.polyfit(np.log(sizes[half]), np.log(typical[half]), 1)[0]
         trace = [(int(t), float(typical[t])) for t in range(0, steps, 10)]
         final, sampler = float(typical[-1]), "RQMC" if qmc else "MC"
-        record(out, table="growing", sampler=sampler, final=final, slope_in_size=float(slope), trace=trace)
+        append_row(out, table="growing", sampler=sampler, final=final, slope_in_size=float(slope), trace=trace)
 
 
 def controlled(slopes, z):
@@ -323,7 +323,9 @@ def adagrad(out, labels=tuple(ADAGRAD), seeds=5, steps=200, rate=0.1):
                     bounds[seed, step // 10] = value + family.entropy(p)[0]
         at = {str(10 * (k + 1)): float(bounds[:, k].mean()) for k in (1, 4, 9, 14, 19)}
         spread = float(bounds[:, -1].std(ddof=1))
-        record(out, table="adagrad", sampler=label, bound_after=at, spread=spread, trace=bounds.mean(axis=0).tolist())
+        append_row(
+            out, table="adagrad", sampler=label, bound_after=at, spread=spread, trace=bounds.mean(axis=0).tolist()
+        )
 
 
 def evidence(out):
@@ -335,18 +337,7 @@ def evidence(out):
             q = pb.fit_vi(target, family=family, random_seed=1, progressbar=False)
             seconds = time.perf_counter() - started
             figures = {"elbo": q.elbo, "se": q.elbo_se, "k": q.pareto_k, "known": known, "seconds": seconds}
-            record(out, table="evidence", model=name, family=family, **figures)
-
-
-def record(out, **figures):
-    """Append a line."""
-    with out.open("a") as file:
-        file.write(json.dumps(figures) + "\n")
-
-
-def lines(out):
-    """Return the recorded figures."""
-    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+            append_row(out, table="evidence", model=name, family=family, **figures)
 
 
 def picture(out, path):
@@ -356,7 +347,7 @@ def picture(out, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = lines(out)
+    rows = read_rows(out)
     figure, axes = plt.subplots(1, 4, figsize=(15, 3.4), layout="constrained")
     for axis, name in zip(axes, MODELS, strict=False):
         mine = [row for row in rows if row["table"] == "traces" and row["model"] == name]
@@ -385,7 +376,7 @@ def picture(out, path):
 
 def show(out):
     """Print what is recorded as Markdown."""
-    for row in lines(out):
+    for row in read_rows(out):
         if row["table"] in ("variance", "score"):
             points = [100 * row["MC 100"] / row[label] for label in SAMPLERS]
             worth = ", ".join(f"{label}: {value:.3g}" for label, value in zip(SAMPLERS, points, strict=True))
