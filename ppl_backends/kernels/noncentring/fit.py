@@ -128,13 +128,9 @@ def _along_axes(x: Array, gradient: Array) -> Iterator[_Candidate]:
 
 
 def _along_roots(axes: Array | None, nonlinear: Array, x: Array, gradient: Array) -> Iterator[_Candidate]:
-    """Yield roots that no others explain, then nested ones as well if there are any."""
-    possible, asking = np.flatnonzero(nonlinear >= _FOLLOWS), _asking(nonlinear)
-    outer = find_roots(x, gradient, possible, asking, nested=False)
-    yield from _along(axes, outer, nonlinear, x, gradient)
-    nested = find_roots(x, gradient, possible, asking, nested=True)
-    if not np.array_equal(nested.roots, outer.roots):
-        yield from _along(axes, nested, nonlinear, x, gradient)
+    """Yield roots of scales among the coordinates that follow others."""
+    for roots in find_roots(x, gradient, np.flatnonzero(nonlinear >= _FOLLOWS), _asking(nonlinear)):
+        yield from _along(axes, roots, nonlinear, x, gradient)
 
 
 def _asking(nonlinear: Array) -> Index:

@@ -12,6 +12,7 @@ direction is rotated to be orthogonal to them: coordinates are those of y = A⁻
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -58,21 +59,30 @@ def no_roots(dim: int) -> Roots:
     return Roots(np.empty(0, int), np.empty(0, int), np.empty((2, dim, 0)))
 
 
-def find_roots(x: Array, gradient: Array, possible: Index, asking: Index, nested: bool) -> Roots:
-    """Return those of the ``possible`` coordinates whose scales depend on others; no effects if there are none.
+def find_roots(x: Array, gradient: Array, possible: Index, asking: Index) -> Iterator[Roots]:
+    """Yield roots of the ``possible`` coordinates whose scales depend on others; then nested ones as well, if there are any.
 
-    Roots are chosen one after the other, each time the one that explains most of the coordinates ``asking``, which are
-    some of the possible ones; roots are not effects. Only ``nested`` roots may be coordinates that earlier ones explain.
+    A nested root is a coordinate whose scale other roots explain. Roots are chosen one after the other, each time the one
+    that explains most of the coordinates ``asking``, which are some of the possible ones; roots are not effects.
     """
-    n, dim = x.shape
     if not len(asking):
-        return no_roots(dim)
-    asks = np.isin(possible, asking)
+        return
     response = -np.log(np.maximum(np.abs(gradient[:, possible]), 1e-300))
     response = np.minimum(response, np.quantile(response, 0.995, axis=0))  # slopes near zero
     standard, _ = standardised(x)
     sizes = size(standard)
     columns = np.hstack([standard, sizes - sizes.mean(axis=0)])
+    outer = _choose_roots(columns, response, possible, asking, nested=False)
+    yield outer
+    nested = _choose_roots(columns, response, possible, asking, nested=True)
+    if not np.array_equal(nested.roots, outer.roots):
+        yield nested
+
+
+def _choose_roots(columns: Array, response: Array, possible: Index, asking: Index, nested: bool) -> Roots:
+    """Return roots and their effects; ``columns`` ``(n, 2 dim)`` are the coordinates and their sizes."""
+    n, dim = len(columns), columns.shape[1] // 2
+    asks = np.isin(possible, asking)
     roots: list[int] = []
     found = _slopes_on_roots(columns, response, roots)
     while len(roots) < min(_MOST_ROOTS, n // (2 * POINTS_A_REGRESSOR)):
