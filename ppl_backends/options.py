@@ -282,7 +282,7 @@ def checked(**options: Option) -> Callable[[Callable[Parameters, Result]], Calla
         @wraps(function)
         def call(*args: Any, **given: Any) -> Any:
             _check_positions(name, args, by_position, parameters)
-            _check_habits(name, given, parameters)
+            _refuse_idata_kwargs(name, given, parameters)
             named = zip(by_position, args, strict=False)
             values = [known[option].check(option, value) if option in known else value for option, value in named]
             if not open_ended and (extra := [option for option in given if option not in parameters]):
@@ -315,7 +315,7 @@ def _check_positions(name: str, args: tuple[Any, ...], by_position: list[str], p
         raise ModelError(f"model={args[0]} is an integer; the first argument is the model: write {habit}")
 
 
-def _check_habits(name: str, given: Mapping[str, Any], parameters: Any) -> None:
+def _refuse_idata_kwargs(name: str, given: Mapping[str, Any], parameters: Any) -> None:
     """Refuse ``idata_kwargs``, by which ``pm.sample`` is asked for groups that have an option of their own here."""
     own = [f"{group}=True" for group in ("log_likelihood", "log_prior") if group in parameters]
     if "idata_kwargs" in given.keys() - parameters.keys() and own:

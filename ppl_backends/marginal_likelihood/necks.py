@@ -189,7 +189,7 @@ def find_missed_neck(draws: Draws, target: BaseTarget, fit: Fit, rng: np.random.
     """
     x = draws.x.reshape(draws.n, -1)
     q = fit_gaussian(x)
-    path, kernel = BridgePath(target, q).for_moves(gradient=True), Hmc()
+    path, kernel = BridgePath(target, q).for_moves(uses_gradient=True), Hmc()
     coordinates = Coordinates(Gaussian(q.mean, q.cholesky))
     tuning = AcceptanceTuning(kernel.initial_scale(target.dim), kernel.target_acceptance, kernel.largest_scale)
     with np.errstate(all="ignore"):  # of trajectories that diverge

@@ -138,7 +138,7 @@ def switched(factors: Factors, switchable: Bits) -> Switched:
     """
     prior = factors.prior
     if prior.precision.ndim == 2:
-        factors = _with_diagonal_prior(factors, switchable)
+        factors = _with_diagonal_prior(factors)
         prior = factors.prior
     entries = sparse.csc_matrix(factors.design)[~factors.observed]
     rows = np.flatnonzero(~factors.observed)
@@ -160,7 +160,7 @@ def switched(factors: Factors, switchable: Bits) -> Switched:
     return Switched(factors, tuple(own), log_integral)
 
 
-def _with_diagonal_prior(factors: Factors, switchable: Bits) -> Factors:
+def _with_diagonal_prior(factors: Factors) -> Factors:
     """Return the factors with a diagonal prior precision; raise ModelError if it is not diagonal."""
     precision = factors.prior.precision
     off = np.abs(precision - np.diag(np.diagonal(precision)))

@@ -137,7 +137,7 @@ def _metric(
     n_first: int | None = None,
 ) -> SplitMetric:
     """Return the metric of each half, within modes if moves use gradients, because these stay in their mode."""
-    return cross_fitted_metric(x, reference, half, n_first, path.metric, local=path.gradient)
+    return cross_fitted_metric(x, reference, half, n_first, path.metric, local=path.uses_gradient)
 
 
 def planned_coordinates(
@@ -151,20 +151,20 @@ def planned_coordinates(
         particles = path.with_gradients(drawn.particles, drawn.stage, rng)
     change, reference = _change(particles, path)
     x = _changed(particles.x, change)
-    return Coordinates(METRICS[path.metric](without_gaps(x) if path.gradient else x, reference), change, tails)
+    return Coordinates(METRICS[path.metric](without_gaps(x) if path.uses_gradient else x, reference), change, tails)
 
 
 def _chosen(drawn: Resampled, chosen: Any, path: TemperingPath, rng: np.random.Generator) -> Any:
     """Return resampled particles at the stage, with gradients if the kernel uses them."""
     particles = drawn.before.take(chosen)
-    if not path.gradient:
+    if not path.uses_gradient:
         return particles
     return path.with_gradients(path.extend(particles, drawn.stage, rng), drawn.stage, rng, len(drawn.particles.x))
 
 
 def _change(particles: PathState, path: TemperingPath) -> tuple[NonCentring | None, Any]:
     """Return the change of variables, and the Gaussian near the target, which is Gaussian in the old variables only."""
-    change = find_noncentring(particles.x, particles.gradient) if path.gradient else None
+    change = find_noncentring(particles.x, particles.gradient) if path.uses_gradient else None
     return change, path.reference if change is None else None
 
 
@@ -179,7 +179,7 @@ def _tails(x: Array, change: NonCentring | None, path: TemperingPath) -> PointTa
     be accepted, for moves that cost no more than such a proposal, and beside a change of variables: the tails are then what
     is left of a funnel, and draws keep particles out of its neck.
     """
-    if not path.gradient or path.tails is not None or change is not None or x.shape[1] > _MOST_WITH_TAILS:
+    if not path.uses_gradient or path.tails is not None or change is not None or x.shape[1] > _MOST_WITH_TAILS:
         return None
     near = scales_from_points(x)
     far = (np.abs(x - near.mean) > _FAR * near.sd).any(axis=1)

@@ -238,7 +238,7 @@ class _Walk:
         end = self.path.end_log_density(found) if self.searched else None
         if end is not None:
             self.densest.see(x, end)
-            if self.path.gradient:
+            if self.path.uses_gradient:
                 self.evaluated.append((x, end, found.gradient))
         return found
 

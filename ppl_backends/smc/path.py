@@ -67,8 +67,8 @@ class TemperingPath:
 
     ``reference`` is a dense Gaussian near the targets on the path. ``approximation`` is the fitted start of the path,
     if it has one, and ``tails`` its mixture with Student t's. ``integral`` is the integral of the prior as written, if
-    known. ``draws_are_independent`` is True if the start is drawn directly, not by a separate run. ``gradient`` says
-    whether moves use gradients, and ``metric`` is one of :data:`~ppl_backends.kernels.metric.METRICS`.
+    known. ``draws_are_independent`` is True if the start is drawn directly, not by a separate run. ``uses_gradient``
+    says whether moves do, and ``metric`` is one of :data:`~ppl_backends.kernels.metric.METRICS`.
     """
 
     description: str
@@ -77,7 +77,7 @@ class TemperingPath:
     tails: Any = None
     integral: PriorIntegral | None = None
     draws_are_independent: bool = True
-    gradient: bool = False
+    uses_gradient: bool = False
     metric: str = "dense"
 
     def __init__(self, target: BaseTarget) -> None:
@@ -88,10 +88,10 @@ class TemperingPath:
         """Return the description of the start without that of its tails, which a later path may have too."""
         return self.description if self.approximation is None else str(self.approximation.method)
 
-    def for_moves(self, gradient: bool, metric: str = "dense") -> Self:
+    def for_moves(self, uses_gradient: bool, metric: str = "dense") -> Self:
         """Return the same path for a kernel with or without gradients, and a metric of the given kind."""
         changed = copy.copy(self)
-        changed.gradient, changed.metric = gradient, metric
+        changed.uses_gradient, changed.metric = uses_gradient, metric
         return changed
 
     def draw(self, n: int, rng: np.random.Generator) -> Start:
@@ -135,7 +135,7 @@ class TemperingPath:
         They are evaluated ``rows`` at a time. A program is compiled for every number of points, so this is the number of
         points that moves evaluate.
         """
-        if not self.gradient or population.base_gradient is not None:
+        if not self.uses_gradient or population.base_gradient is not None:
             return population
         x, density = population.x, self.density(stage)
         rows = rows or len(x)
@@ -143,7 +143,7 @@ class TemperingPath:
 
     def density(self, stage: Any) -> Density[PathState]:
         """Return the map from points to particles of π_β."""
-        return lambda x, rng: self.particles(x, stage.beta, self.gradient, rng)
+        return lambda x, rng: self.particles(x, stage.beta, self.uses_gradient, rng)
 
     def end_log_density(self, population: PathState) -> Array | None:
         """Return the log density ``(n,)`` of the path's end, for the search for lost modes; None if there is no search."""

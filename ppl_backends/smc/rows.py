@@ -137,11 +137,11 @@ class RowsPath(TemperingPath):
         """Return the particles with the rows of a new block evaluated, or at another power of the same rows."""
         if stage.block is None:
             return replace(population, beta=stage.beta)
-        return self._at(population.x, stage, self.gradient)
+        return self._at(population.x, stage, self.uses_gradient)
 
     def density(self, stage: Rows) -> Density[PathState]:
         """Return the map from points to particles of the stage; it evaluates only the rows before ``stop``."""
-        return lambda x, rng: self._at(x, stage, self.gradient)
+        return lambda x, rng: self._at(x, stage, self.uses_gradient)
 
     def end_log_density(self, population: PathState) -> None:
         """Return None: there is no search for lost modes."""

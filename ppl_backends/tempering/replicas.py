@@ -124,7 +124,7 @@ class Moved(NamedTuple):
 
 def at_points(path: TemperingPath, x: Array, beta: Array) -> Replicas:
     """Return replicas at points ``(n, dim)``; NaN and +inf count as zero density."""
-    found = path.evaluate(x, 1.0, path.gradient)
+    found = path.evaluate(x, 1.0, path.uses_gradient)
     outside = ~(np.isfinite(found.increment) & np.isfinite(found.base))
     increment = np.where(outside, -np.inf, found.increment)
     base = np.where(np.isfinite(found.base), found.base, 0.0)

@@ -241,7 +241,8 @@ def _lost(path: TemperingPath, run: Run, evidence: EvidenceEstimate, rng: np.ran
     visited = run.visited[:: -(-len(run.visited) // _VISITED)]
     log_density = path.evaluate(visited, 1.0, False).log_density
     seen = Visits(x, run.log_density.reshape(-1)[first], Visited.of(visited, log_density))
-    rows = chains * len(run.betas) if path.gradient else _VISITED  # moves have compiled no gradient of another size
+    # Moves have compiled no gradient of another size.
+    rows = chains * len(run.betas) if path.uses_gradient else _VISITED
     return find_lost_mode(path, [seen], evidence.log_evidence, rows, rng)
 
 

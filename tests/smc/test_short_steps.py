@@ -28,7 +28,7 @@ N = 2000
 def run_of(x, target=None, scale=0.15):
     """Return a run that ended in the points ``x`` of a funnel, with the step that runs come to there, and the path."""
     start = pb.GaussianApproximation(np.zeros(x.shape[1]), np.diag(np.r_[9.0, np.full(x.shape[1] - 1, 4.0)]))
-    path = BridgePath(funnel(5) if target is None else target, start).for_moves(gradient=True)
+    path = BridgePath(funnel(5) if target is None else target, start).for_moves(uses_gradient=True)
     state = path.evaluate(x, 1.0, True)
     moves = MoveSummary(1, 1.0, scale, 0.0, 1.0, 0.0, 0.0)
     stage = Stage(1.0, 0.0, N, x.mean(axis=0), x.std(axis=0), N, moves, 0.0)

@@ -38,6 +38,7 @@ MIN_STEP = 1e-3
 MIN_DAMPING = 0.02
 START_PRECISION = 0.01
 START_GAIN = 0.01  # nats
+NEWTON_STEPS = 50
 HOPELESS = 1e3  # expected gain of the next step, in nats, above which the point is far from any mode
 
 
@@ -197,7 +198,7 @@ def starting_point(sites: Sites, start: SiteState | None) -> tuple[SiteState, Ar
     )
 
 
-def laplace_start(sites: Sites, max_iterations: int = 50, gain: float = START_GAIN) -> SiteState | None:
+def laplace_start(sites: Sites, gain: float = START_GAIN) -> SiteState | None:
     """Return Gaussian sites with value, slope and curvature of the sites near the posterior mode; None if Newton fails.
 
     The search stops at a step with an expected gain below ``gain`` in log density; a start needs no small ``gain``.
@@ -209,7 +210,7 @@ def laplace_start(sites: Sites, max_iterations: int = 50, gain: float = START_GA
         value = found.value - 0.5 * float(point @ pull)
         return Expansion(value, found.gradient - pull, prior.add_to(found.precision.copy()), found)
 
-    top = climb_concave(expand, np.zeros(prior.dim), gain, max_iterations)
+    top = climb_concave(expand, np.zeros(prior.dim), gain, NEWTON_STEPS)
     if top is None or (not top.settled and top.gain > HOPELESS):
         return None
     found = top.expansion.source

@@ -33,14 +33,16 @@ from ppl_backends.targets.protocol import Array
 
 CHECK_EVERY = 400  # steps between estimates of E|a − â|, with 20 times the rows at both ends: 10 % of the run time
 SMALLEST_SUBSET = 20
+_PROBED_DRAWS, _PROBED_ROWS = 20, 2000  # for the subset size
 BLOCKS = 10
 
 
-def choose_subset_size(rows: Rows, rng: np.random.Generator, draws: int = 20, probe: int = 2000) -> tuple[int, float]:
+def choose_subset_size(rows: Rows, rng: np.random.Generator) -> tuple[int, float]:
     """Return the subset size for σ̂² ≤ 1 at nine of ten draws of the Laplace approximation, and the variance of one row."""
-    index = rng.integers(0, rows.n, size=min(probe, rows.n))
+    index = rng.integers(0, rows.n, size=min(_PROBED_ROWS, rows.n))
     single = [
-        rows.n**2 * float(rows.residuals(rows.expansion_point.sample(1, rng)[0], index).var()) for _ in range(draws)
+        rows.n**2 * float(rows.residuals(rows.expansion_point.sample(1, rng)[0], index).var())
+        for _ in range(_PROBED_DRAWS)
     ]
     variance = float(np.quantile(single, 0.9))
     return int(np.clip(np.ceil(variance), SMALLEST_SUBSET, max(SMALLEST_SUBSET, rows.n))), variance

@@ -152,17 +152,17 @@ def run_sequential(
         else:
             course.epsilon, course.reason = problem.epsilon, "the tolerance asked for"
         if course.reason == INTERRUPTED:
-            return _at_hand(problem, plan, course)
-        if plan.may_give_up and _too_few(problem, plan, course):
+            return _at_hand(problem, course)
+        if plan.may_give_up and _too_few(problem, course):
             raise FewPoints
         stage = _last_stage(*parts)
     except KeyboardInterrupt:
         course.reason = INTERRUPTED
-        return _at_hand(problem, plan, course)
+        return _at_hand(problem, course)
     epsilon, reason = course.epsilon, course.reason
-    weights = weigh(stage, problem.kernel, epsilon, plan.hits, plan.cap)
+    weights = weigh(stage, problem.kernel, epsilon, plan.hits)
     if stage.interrupted and not weights.weight.any():
-        return _at_hand(problem, plan, course)
+        return _at_hand(problem, course)
     records.append(_record(problem, stage, weights, epsilon, plan.qmc))
     report(records[-1], budget.used)
     if not weights.weight.any():
@@ -200,7 +200,7 @@ class _Course:
     records: list[Record] = field(default_factory=list)
 
 
-def _at_hand(problem: AbcProblem, plan: Plan, course: _Course) -> SequentialResult:
+def _at_hand(problem: AbcProblem, course: _Course) -> SequentialResult:
     """Return the current stage, at the tolerance chosen from it, after Ctrl-C."""
     if course.stage is None or not np.isfinite(course.epsilon):
         raise KeyboardInterrupt
@@ -212,7 +212,7 @@ def _at_hand(problem: AbcProblem, plan: Plan, course: _Course) -> SequentialResu
     )
 
 
-def _too_few(problem: AbcProblem, plan: Plan, course: _Course) -> bool:
+def _too_few(problem: AbcProblem, course: _Course) -> bool:
     """Return whether a mixture of few components is a poor proposal, with a very small effective size."""
     if course.stage is None:
         return False

@@ -346,7 +346,7 @@ def _with_rows(data: NDArray, n: int) -> NDArray:
     return np.concatenate([data, np.zeros((n, *data.shape[1:]), dtype=data.dtype)])
 
 
-def weigh(stage: Stage, kernel: str, epsilon: float, hits: int = 0, cap: int = 0) -> Weights:
+def weigh(stage: Stage, kernel: str, epsilon: float, hits: int = 0) -> Weights:
     """Return the weights of a stage at a tolerance.
 
     Fixed numbers of data sets: L̂ is the mean of K (3.3). Negative binomial: L̂ = (r−1)/(k−1) if the r-th hit is the

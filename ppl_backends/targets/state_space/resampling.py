@@ -97,13 +97,13 @@ def _in_unit_cube(x: Any) -> Any:
     return jax.nn.sigmoid((x - mean) / jnp.where(sd > 0, sd, 1.0))
 
 
-def hilbert_index(u: Any, bits: int = HILBERT_BITS) -> Any:
+def hilbert_index(u: Any) -> Any:
     """Return the position on a Hilbert curve ``(n_theta, n_x)`` of points of the unit cube ``(n_theta, n_x, d)``.
 
     Skilling (2004), "Programming the Hilbert curve": coordinates to their transposed index, then one integer.
     """
     d = u.shape[-1]
-    bits = min(bits, 62 // d)
+    bits = min(HILBERT_BITS, 62 // d)
     cells = jnp.clip(jnp.floor(jnp.nan_to_num(u) * 2**bits), 0, 2**bits - 1).astype(jnp.int64)
     axes = [cells[..., j] for j in range(d)]
     for level in range(bits - 1, 0, -1):

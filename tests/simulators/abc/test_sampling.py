@@ -261,7 +261,7 @@ def test_capped_negative_binomial_estimates_and_their_variances_are_unbiased(p):
     stage = Stage(
         np.zeros((n, 1)), np.zeros(n, dtype=int), np.zeros(n), Block(counts, distances, None, None, None), True
     )
-    weights = weigh(stage, "uniform", 1.0, hits, cap)
+    weights = weigh(stage, "uniform", 1.0, hits)
     assert_mean_is(weights.hit[:, None], [p])
     assert_mean_is((weights.variance - (weights.hit - p) ** 2)[:, None], [0.0])
     truncated = np.where(reached.any(axis=1), weights.hit, (hits - 1) / (cap - 1))

@@ -86,7 +86,7 @@ def _removable_counts(derived: Derivation) -> frozenset[str]:
     emptied = frozenset(name for name, sizes in flow.sizes.items() if variables(sizes) & counts)
     gone = counts | emptied
     touched = flow.transformed_data.all_data.union(*(f.all_data for f in flow.parameter_flow.values()))
-    if not counts or touched & gone or not all(_may_be_empty(flow, check, counts, emptied) for check in flow.checks):
+    if not counts or touched & gone or not all(_may_be_empty(check, counts, emptied) for check in flow.checks):
         return frozenset()
     if any(flow.kinds[name] == "STuple" or any(_not_plain(s, counts) for s in flow.sizes[name]) for name in emptied):
         return frozenset()
@@ -107,7 +107,7 @@ def _not_plain(size: Any, counts: frozenset[str]) -> bool:
     return size[0] != "Var" and bool(variables(size) & counts)
 
 
-def _may_be_empty(flow: Program, check: tuple[str, str, Any], counts: frozenset[str], emptied: frozenset[str]) -> bool:
+def _may_be_empty(check: tuple[str, str, Any], counts: frozenset[str], emptied: frozenset[str]) -> bool:
     """Return whether a declared constraint on data is satisfied if the counts are 0."""
     name, kind, bound = check
     if name in counts:
