@@ -18,7 +18,7 @@ from ppl_backends.errors import ModelError, SamplerWarning, WorkerError
 from ppl_backends.files import write_atomically
 from ppl_backends.numerics.population import Population
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc import sample
+from ppl_backends.smc import outcome
 from ppl_backends.smc.checkpoint import _TYPES
 from ppl_backends.smc.codec import unpack
 from ppl_backends.smc.health import split_finished
@@ -88,7 +88,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
 
 def test_a_finished_checkpoint_answers_at_once_and_gives_the_seed(tmp_path, monkeypatch):
     """The verdict is made again; its search for narrow modes takes a fixed number of points."""
-    monkeypatch.setattr(sample, "find_missed_mode", lambda *_: None)
+    monkeypatch.setattr(outcome, "find_missed_mode", lambda *_: None)
     first = pb.sample_smc(Hooked(), checkpoint=tmp_path / "run", initial="laplace", **OPTIONS)
     target = Hooked()
     again = pb.sample_smc(target, checkpoint=tmp_path / "run", initial="laplace", **(OPTIONS | {"random_seed": None}))

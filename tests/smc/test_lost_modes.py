@@ -11,7 +11,7 @@ from ppl_backends.approximations.unlike import unlike
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance import sampling
 from ppl_backends.numerics.gaussian import Gaussian
-from ppl_backends.smc import lost_modes, sample
+from ppl_backends.smc import lost_modes, outcome
 from ppl_backends.smc.lost_modes import find_lost_mode
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.records import Visited
@@ -85,7 +85,7 @@ def test_a_run_from_all_modes_that_is_too_coarse_is_made_again(monkeypatch):
         judged.append(figures)
         return len(judged) == 2
 
-    monkeypatch.setattr("ppl_backends.smc.sample.is_too_coarse", only_the_second)
+    monkeypatch.setattr("ppl_backends.smc.outcome.is_too_coarse", only_the_second)
     attrs = run(two_modes(), 0).posterior.attrs
     assert attrs["initial"].startswith("modes of a run from prior")
     assert attrs["run_again"] == 1
@@ -251,7 +251,7 @@ def test_a_spike_that_draws_of_the_wide_mode_miss_is_found(method, dim, width, o
     assert "narrow modes" in attrs.get("approximation", "narrow modes")
 
 
-@pytest.mark.parametrize(("method", "module"), [(by_importance, sampling), (from_auto, sample)])
+@pytest.mark.parametrize(("method", "module"), [(by_importance, sampling), (from_auto, outcome)])
 def test_without_that_search_the_spike_is_missed_and_nothing_said(monkeypatch, method, module):
     """The broken twin."""
     monkeypatch.setattr(module, "find_missed_mode", lambda *_: None)
@@ -326,7 +326,7 @@ def test_no_narrow_mode_is_made_up(method):
 
 def test_without_the_search_such_runs_are_trusted(monkeypatch):
     """The broken twin: nothing else in a run tells of the mode."""
-    monkeypatch.setattr(sample, "find_lost_mode", lambda *_: None)
+    monkeypatch.setattr(outcome, "find_lost_mode", lambda *_: None)
     found, _ = wrong_and_trusted(two_modes(), range(2))
     assert any(found)
 

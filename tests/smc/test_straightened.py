@@ -9,7 +9,7 @@ from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.kernels.noncentring import find_noncentring
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc import sample
+from ppl_backends.smc import outcome
 from ppl_backends.smc.bridge_sampling import NonCentred
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.health import Verdict
@@ -97,7 +97,7 @@ def test_a_second_run_is_made_where_tempering_has_no_precise_bridge():
 @pytest.mark.filterwarnings("ignore::ppl_backends.errors.PPLBackendsWarning")
 @pytest.mark.parametrize("options", [{"max_time": 1e6}, {"unbiased": True}])
 def test_a_funnel_without_a_bridge_that_may_not_be_run_again_is_not_trusted(options, monkeypatch):
-    monkeypatch.setattr(sample, "bridge_evidence", lambda *arguments: None)
+    monkeypatch.setattr(outcome, "bridge_evidence", lambda *arguments: None)
     idata = pb.sample_smc(funnel(12), draws=500, chains=1, random_seed=3, progressbar=False, **options)
     attrs = group(idata, "posterior").attrs
     assert attrs["log_evidence_trusted"] == 0
@@ -108,7 +108,7 @@ def test_a_funnel_without_a_bridge_that_may_not_be_run_again_is_not_trusted(opti
 @pytest.mark.filterwarnings("ignore::ppl_backends.errors.PPLBackendsWarning")
 def test_a_funnel_without_a_bridge_is_run_again_and_is_right(monkeypatch):
     """Tempering alone is too low, by 0.08 ± 0.02 in six runs."""
-    monkeypatch.setattr(sample, "bridge_evidence", lambda *arguments: None)
+    monkeypatch.setattr(outcome, "bridge_evidence", lambda *arguments: None)
     errors = []
     for seed in (1, 2):
         idata = pb.sample_smc(funnel(20), draws=500, random_seed=seed, progressbar=False)
