@@ -234,13 +234,17 @@ def missed_region(
     """
     mass = float(np.exp(min(region.log_mass - log_evidence, 300.0)))
     share = mass / (1.0 + mass - held)
-    few = effective < _FEWEST_INSIDE and share * len(points) > _EXPECTED * _FEWEST_INSIDE
-    unknown = few and not known
+    unknown = not known and _is_unknown(effective, share, len(points))
     error = np.hypot(share * (1.0 - share) * region.error, 0.0 if unknown else held * max(effective, 1.0) ** -0.5)
     if share <= SMALLEST_SHARE or (share - held <= max(SMALLEST_SHARE, _ERRORS * error) and not unknown):
         return None
     mean = region.gaussian.mean
     return LostMode(share, mean, farthest(mean, points), held, region.gaussian, wide=True)
+
+
+def _is_unknown(inside: float, share: float, n: int) -> bool:
+    """Return whether too few points are inside to know the mass there, and many of ``n`` would be by its share."""
+    return inside < _FEWEST_INSIDE and share * n > _EXPECTED * _FEWEST_INSIDE
 
 
 def _too_few(
@@ -253,7 +257,7 @@ def _too_few(
     mass = float(np.exp(min(log_mass + np.log(len(points)) - total, 300.0)))  # in units of the mass elsewhere, as held
     held = float(np.exp(min(logsumexp(log_weights[there]) - total, 300.0))) if there.any() else 0.0
     share = mass / (1.0 + mass)
-    unknown = np.count_nonzero(there) < _FEWEST_INSIDE and share * len(points) > _EXPECTED * _FEWEST_INSIDE
+    unknown = _is_unknown(np.count_nonzero(there), share, len(points))
     effective = effective_sample_size(log_weights[there]) if held else 1.0
     if share <= SMALLEST_SHARE or (mass <= TIMES * held * (1.0 + _ERRORS / np.sqrt(effective)) and not unknown):
         return None

@@ -116,7 +116,7 @@ class Moves(NamedTuple):
 
 
 def missed_mass(moves: Moves, x: Array, sides: Sequence[Side], rng: np.random.Generator) -> MissedMass:
-    """Return the mass that particles ``x`` miss on sides."""
+    """Return the mass that particles ``x`` miss on sides; too much mass on a side counts like too little."""
     found = [_on(moves, x, side, rng) for side in sides]
     masses, errors, noises, divergent = np.array(found).T
     error, noise = np.hypot.reduce(errors), np.hypot.reduce(noises)
