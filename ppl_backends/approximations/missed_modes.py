@@ -257,7 +257,7 @@ def _too_few(
     mass = float(np.exp(min(log_mass + np.log(len(points)) - total, 300.0)))  # in units of the mass elsewhere, as held
     held = float(np.exp(min(logsumexp(log_weights[there]) - total, 300.0))) if there.any() else 0.0
     share = mass / (1.0 + mass)
-    unknown = _is_unknown(np.count_nonzero(there), share, len(points))
+    unknown = _is_unknown(int(np.count_nonzero(there)), share, len(points))
     effective = effective_sample_size(log_weights[there]) if held else 1.0
     if share <= SMALLEST_SHARE or (mass <= TIMES * held * (1.0 + _ERRORS / np.sqrt(effective)) and not unknown):
         return None

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit, log_ndtr, ndtr
+from scipy.special import expit, ndtr
 
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array, as_floats
 from ppl_backends.numerics.gaussian import LOG_2PI, normal_rule
 from ppl_backends.targets.factors import FunctionSites, Normal, ScaledSites, SiteFamily, Step
-from ppl_backends.targets.factors.families import _truncated_variance, mills, signs
+from ppl_backends.targets.factors.families import signs
 from ppl_backends.targets.factors.sites import Rows, TiltedMoments
+from ppl_backends.targets.factors.truncated import two_sides
 
 _NODES, _WEIGHTS = normal_rule(40)
 
@@ -445,16 +446,8 @@ class TwoSlopes(SiteFamily):
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
         """Return two truncated normal distributions, each tilted by its slope."""
         knot, left, right = self._at(rows, "knot", "left", "right")
-        left, right, sd, centred = power * left, power * right, np.sqrt(variance), mean - knot
-        above, below = (centred - right * variance) / sd, (-centred - left * variance) / sd
-        log_above = log_ndtr(above) - right * centred + 0.5 * right**2 * variance
-        log_below = log_ndtr(below) + left * centred + 0.5 * left**2 * variance
-        log_z = np.logaddexp(log_above, log_below)
-        share = np.exp(log_above - log_z)
-        high, low = sd * (above + mills(above)), -sd * (below + mills(below))  # means of the two sides, minus the knot
-        centre = share * high + (1 - share) * low
-        within = variance * (share * _truncated_variance(above) + (1 - share) * _truncated_variance(below))
-        return TiltedMoments(log_z, knot + centre, within + share * (1 - share) * (high - low) ** 2)
+        log_z, centre, spread = two_sides(mean - knot, variance, power * left, power * right)
+        return TiltedMoments(log_z, knot + centre, spread)
 
 
 LOSSES: dict[str, Callable[[], Loss]] = {

@@ -5,6 +5,7 @@ The form is p(θ, y) = exp(c) · N(θ; m₀, Q₀⁻¹) · ∏ᵢ tᵢ(aᵢᵀθ
 =================  ====================================================================================
 ``sites``          sites t(s), their interface, and sites given as functions
 ``families``       known families, with closed-form moments where there are any
+``truncated``      moments of truncated normal distributions, of which those of some families are made
 ``prior``          the Gaussian part
 ``factorisation``  the factors together, and that as a target
 ``finder``         factors assembled from a program's quantities, and the variables that must be given

@@ -1,7 +1,6 @@
 """Known families of sites, with closed-form tilted moments if they exist, and derivatives for all.
 
-The closed forms are those of truncated, exponentially tilted or mixed normal distributions; tails use ``log_ndtr`` and
-``erfcx``, so that they are accurate hundreds of standard deviations out.
+The closed forms are those of truncated, exponentially tilted (:mod:`.truncated`) or mixed normal distributions.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import erfcx, expit, gammaln, log_ndtr, logsumexp
+from scipy.special import expit, gammaln, log_ndtr, logsumexp
 
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import as_floats
@@ -25,13 +24,7 @@ from ppl_backends.targets.factors.sites import (
     SiteFamily,
     TiltedMoments,
 )
-
-LEGENDRE_NODES, LEGENDRE_WEIGHTS = (part[:, None] for part in np.polynomial.legendre.leggauss(40))
-
-
-def mills(z: Array) -> Array:
-    """Return φ(z)/Φ(z) to full relative accuracy on the whole line."""
-    return np.sqrt(2 / np.pi) / erfcx(-np.asarray(z) / np.sqrt(2))
+from ppl_backends.targets.factors.truncated import mills, on_interval, truncated_variance, two_sides
 
 
 def signs(y: Any) -> Array:
@@ -99,7 +92,7 @@ class Probit(SiteFamily):
         (sign,) = self._at(rows, "sign")
         scale = np.sqrt(1 + variance)
         z = sign * mean / scale
-        shrunk = (1 + variance * _truncated_variance(z)) / (1 + variance)
+        shrunk = (1 + variance * truncated_variance(z)) / (1 + variance)
         return TiltedMoments(log_ndtr(z), mean + sign * variance * mills(z) / scale, variance * shrunk)
 
 
@@ -199,7 +192,7 @@ class Step(SiteFamily):
         share = np.exp(log_ndtr(z) - log_z)  # weight of the half-line without penalty
         low, high = -mills(-z), mills(z)  # standardised means of the two halves, minus z
         shift = share * high + (1 - share) * low
-        within = share * _truncated_variance(z) + (1 - share) * _truncated_variance(-z)
+        within = share * truncated_variance(z) + (1 - share) * truncated_variance(-z)
         between = share * (1 - share) * (high - low) ** 2
         return TiltedMoments(log_z, mean + sign * sd * shift, variance * (within + between))
 
@@ -223,39 +216,11 @@ class Interval(SiteFamily):
     def derivatives(self, s: Array, rows: Rows = None) -> tuple[Array, Array]:
         return np.zeros_like(s), np.zeros_like(s)
 
-    @np.errstate(all="ignore")
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
         lower, upper = self._at(rows, "lower", "upper")
         sd = np.sqrt(variance)
-        a, b = (lower - mean) / sd, (upper - mean) / sd
-        sign = np.where(a + b > 0, -1.0, 1.0)  # on the side without loss of digits in log Φ
-        a, b = np.minimum(sign * a, sign * b), np.maximum(sign * a, sign * b)
-        log_b = log_ndtr(b)
-        log_z = log_b + np.log(-np.expm1(log_ndtr(a) - log_b))
-        at_a, at_b = (np.exp(-0.5 * x**2 - 0.5 * LOG_2PI - log_z) for x in (a, b))
-        shift, within = at_a - at_b, 1 + a * at_a - b * at_b - (at_a - at_b) ** 2
-        tail = b < -1  # the other end is out of sight if the interval is not short
-        shift, within = np.where(tail, -mills(b), shift), np.where(tail, _truncated_variance(b), within)
-        short = (b - a) * np.maximum(1.0, -b) < np.where(tail, 40.0, 6.0)  # differences lose digits there
-        if short.any():
-            log_z[short], shift[short], within[short] = _short_interval(a[short], b[short])
-        return TiltedMoments(log_z, mean + sign * sd * shift, variance * within)
-
-
-def _short_interval(a: Array, b: Array) -> tuple[Array, Array, Array]:
-    """Return log probability, mean and variance of N(0, 1) on (a, b), by Gauss–Legendre nodes from ``b`` downwards."""
-    below = 0.5 * (b - a) * (1 - LEGENDRE_NODES)
-    weight = LEGENDRE_WEIGHTS * np.exp(below * b - 0.5 * below**2)
-    total = weight.sum(axis=0)
-    centre = (weight * below).sum(axis=0) / total
-    variance = (weight * (below - centre) ** 2).sum(axis=0) / total
-    return np.log(0.5 * (b - a) * total) - 0.5 * (b**2 + LOG_2PI), b - centre, variance
-
-
-def _truncated_variance(z: Array) -> Array:
-    """Return the variance of N(z, 1) on (0, ∞): 1 − r(z + r) with r = φ(z)/Φ(z); in the tail its series in 1/z²."""
-    r, square = mills(z), np.maximum(z**2, 1.0)
-    return np.where(z < -50, (1 - 6 / square + 50 / square**2) / square, 1 - r * (z + r))
+        log_z, shift, within = on_interval((lower - mean) / sd, (upper - mean) / sd)
+        return TiltedMoments(log_z, mean + sd * shift, variance * within)
 
 
 class Laplace(SiteFamily):
@@ -293,17 +258,8 @@ class Laplace(SiteFamily):
 
     def tilted(self, mean: Array, variance: Array, power: float, rows: Rows = None) -> TiltedMoments | None:
         y, scale = self._at(rows, "y", "scale")
-        rate, sd = power / scale, np.sqrt(variance)
-        above, below = (mean - y - rate * variance) / sd, (y - mean - rate * variance) / sd
-        log_above = log_ndtr(above) - rate * (mean - y)
-        log_below = log_ndtr(below) + rate * (mean - y)
-        log_mass = np.logaddexp(log_above, log_below)
-        share = np.exp(log_above - log_mass)
-        high, low = sd * (above + mills(above)), -sd * (below + mills(below))  # means of the two sides, minus y
-        centre = share * high + (1 - share) * low
-        within = variance * (share * _truncated_variance(above) + (1 - share) * _truncated_variance(below))
-        log_z = log_mass + 0.5 * rate**2 * variance - power * np.log(2 * scale)
-        return TiltedMoments(log_z, y + centre, within + share * (1 - share) * (high - low) ** 2)
+        log_z, centre, spread = two_sides(mean - y, variance, power / scale, power / scale)
+        return TiltedMoments(log_z - power * np.log(2 * scale), y + centre, spread)
 
 
 class Components(NamedTuple):
