@@ -327,7 +327,7 @@ def main():
             continue
         try:
             found = row(name, initial=initial, **options)
-        except Exception as error:  # one that cannot be had is part of the table
+        except Exception as error:  # a failure is a row of the table
             found = {"name": name, "asked": initial, "skipped": f"{type(error).__name__}: {error}"[:300]}
         append_row(file, **found)
         rows.append(found)

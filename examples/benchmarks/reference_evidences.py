@@ -226,7 +226,7 @@ def run_missing(options):
         for method in methods:
             try:
                 found = row(run, method, problem.options.get(method, {}))
-            except Exception as error:  # what cannot be had is part of the table
+            except Exception as error:  # a failure is a row of the table
                 found = {"name": name, "method": method, "skipped": f"{type(error).__name__}: {error}"[:300]}
             append(options.file, found)
 

@@ -46,8 +46,9 @@ SMALLEST_SHARE = 0.01  # of the evidence
 DENSER = 2.0  # nats above what all but a hundredth of the points have
 EACH = 6  # climbs from each kind of points
 ITERATIONS = 30
-_FEWEST_INSIDE = 20  # least number of points that measure the mass around them
-_EXPECTED = 4.0  # times as many, by its share, if they are said not to know it
+# Least number of points in a region that measure its mass. If fewer are there, and four times that number is expected by
+# its share, the mass that the points represent is unknown.
+_FEWEST_INSIDE, _EXPECTED = 20, 4.0
 _ERRORS = 3.0  # relative standard errors of the mass that points represent
 _SCALES = 2.0 ** np.arange(1.0, -5.5, -0.5)
 _FIRST_ROUND, _LARGEST_FIRST_ROUND = 16, 2**14  # times the weighted points, and at most, whatever they cost
@@ -243,7 +244,7 @@ def missed_region(
 
 
 def _is_unknown(inside: float, share: float, n: int) -> bool:
-    """Return whether too few points are inside to know the mass there, and many of ``n`` would be by its share."""
+    """Return whether too few points are inside to measure the mass there, although many of ``n`` are expected."""
     return inside < _FEWEST_INSIDE and share * n > _EXPECTED * _FEWEST_INSIDE
 
 

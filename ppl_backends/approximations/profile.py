@@ -30,7 +30,7 @@ _FINE = 20  # points of integration a step
 _FEWEST = 5  # values, for a marginal
 _SKEWED = 0.2  # difference of the ranges on both sides, over their sum; the exponential of N(0, 0.14²) has 0.2
 _MOST = 4  # coordinates
-_AGREE = 0.2  # difference in a coordinate's mean or standard deviation up to which Laplace's method is believed
+_AGREE = 0.2  # difference in a coordinate's mean or standard deviation up to which Laplace's method is used
 _LARGEST_END = 0.2  # share of a second moment at the ends of the grid, above which there may be none
 
 
@@ -55,8 +55,8 @@ class Marginal(NamedTuple):
         (mean, sd), (other_mean, other_sd) = _moments(fine, self.probability), _moments(fine, density / density.sum())
         return (mean - other_mean) / other_sd, sd / other_sd
 
-    def knows(self, values: Array) -> bool:
-        """Return whether the second moment of a function of the coordinate is known: its ends have a small share of it."""
+    def covers(self, values: Array) -> bool:
+        """Return whether the grid covers the second moment of a function of the coordinate: its ends have a small share."""
         square = self.probability * CubicSpline(_STEPS, values)(self.at) ** 2
         ends = np.abs(self.at) > _STEPS[-1] - 1.0
         return bool(square[ends].sum() < _LARGEST_END * square.sum())
@@ -73,7 +73,7 @@ class OwnVariable(NamedTuple):
 def fault_in_model_space(target: BaseTarget, q: Any, shift: Array, ratio: Array, skip: Any = ()) -> str:
     """Return which moment of a skewed variable is off; "" for none.
 
-    Laplace's marginal knows it if it agrees in the coordinate's own moments with ``shift`` and ``ratio`` ``(dim,)``, those of
+    Laplace's marginal is used if its own moments of the coordinate agree with ``shift`` and ``ratio`` ``(dim,)``, those of
     the posterior against the approximation. Coordinates in ``skip`` are not judged.
     """
     marginals: dict[int, Marginal | None] = {}
@@ -82,7 +82,7 @@ def fault_in_model_space(target: BaseTarget, q: Any, shift: Array, ratio: Array,
         if j not in marginals:
             marginals[j] = marginal_along(target, q, j)
         marginal = marginals[j]
-        if marginal is None or not marginal.knows(variable.values):
+        if marginal is None or not marginal.covers(variable.values):
             continue
         apart = np.array(marginal.own_moments) - (shift[j], ratio[j])
         if np.abs(apart).max() > _AGREE:

@@ -295,7 +295,7 @@ class ThurstoneRanking(_Distribution):
 
 
 def _static(*variables: Any) -> int:
-    """Return the last dimension, which at least one of the variables must know."""
+    """Return the last dimension, which at least one of the variables must have."""
     for variable in variables:
         if variable.type.shape and variable.type.shape[-1] is not None:
             return int(variable.type.shape[-1])

@@ -41,7 +41,7 @@ def is_straightened(path: TemperingPath) -> bool:
 def straightened_path(path: TemperingPath, runs: Sequence[SMCResult]) -> BridgePath | None:
     """Return the path from a density fitted to the last particles; None if runs reached no funnel late.
 
-    Separated modes, whose shares the particles may not know, have no such path.
+    There is none for separated modes either, because the particles' shares of them may be wrong.
     """
     if not path.draws_are_independent or not _reached_late(path, runs):
         return None

@@ -2,8 +2,8 @@
 
 With ε_i = (tᵢ/t̃ᵢ) scaled to mean one under q, the posterior is q ∏ εᵢ. Given one quantity that the approximation has right
 by itself, each E[εᵢ] is one more tilted normaliser, and their product corrects its distribution to all orders in pairs of
-sites, where the expansion of :mod:`.correction` takes the first. It sees a posterior with several modes, whose tilted
-distributions need not have large cumulants. Draws of q do not, if they miss a mode.
+sites, where the expansion of :mod:`.correction` takes the first. The product is also right if the posterior has several
+modes, whose tilted distributions need not have large cumulants. Draws of q can miss a mode.
 """
 
 from __future__ import annotations

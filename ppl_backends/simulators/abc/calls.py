@@ -20,7 +20,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.simulators.abc.discrepancy import in_one_line
 
-__all__ = ["Simulator", "believed", "measured"]
+__all__ = ["Simulator", "measured", "with_valid_batches"]
 
 Values = Mapping[str, NDArray]
 
@@ -128,7 +128,7 @@ def measured(function: Callable[[NDArray], Measured], data: NDArray, name: str, 
         raise ModelError(f"summary or distance failed on {where}: {in_one_line(error)}") from error
 
 
-def believed(
+def with_valid_batches(
     simulator: Simulator, values: Values, distances: Callable[[NDArray], Array], rng: np.random.Generator
 ) -> tuple[Simulator, str]:
     """Return the simulator with its batched form if that is valid, and the reason if it is not.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
-from ppl_backends.simulators.abc.calls import Simulator, believed, measured, repeats
+from ppl_backends.simulators.abc.calls import Simulator, measured, repeats, with_valid_batches
 from ppl_backends.simulators.abc.discrepancy import SUMMARIES, Discrepancy, by_rows
 from ppl_backends.simulators.abc.kernels import log_kernel, log_kernel_volume
 from ppl_backends.targets.convert import as_target, pymc_model
@@ -237,7 +237,7 @@ class AbcProblem:
         for simulator, discrepancy, values in zip(
             self.experiment.simulators, self.experiment.discrepancies, self.values(x[:2], rng), strict=True
         ):
-            simulator, reason = believed(simulator, values, discrepancy, rng)
+            simulator, reason = with_valid_batches(simulator, values, discrepancy, rng)
             if reason:
                 self.reasons[simulator.name] = reason
             if not repeats(simulator, values, rng):

@@ -9,7 +9,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.simulators.abc.calls import Simulator, believed
+from ppl_backends.simulators.abc.calls import Simulator, with_valid_batches
 from ppl_backends.simulators.abc.discrepancy import Discrepancy
 from tests.simulators.abc.toys import box, conjugate, conjugate_answer, mixture, standard_normal
 
@@ -55,11 +55,11 @@ def judged(function, seed=0):
 
     simulator = Simulator("y", (5,), function, single)
     rng = np.random.default_rng(seed)
-    return believed(simulator, {"mu": np.array([0.0, 1.5])}, Discrepancy(np.zeros(5), None, "euclidean"), rng)
+    return with_valid_batches(simulator, {"mu": np.array([0.0, 1.5])}, Discrepancy(np.zeros(5), None, "euclidean"), rng)
 
 
 @pytest.mark.parametrize("function", [right, counts, without_noise])
-def test_right_batches_are_believed(function):
+def test_right_batches_are_used(function):
     for seed in range(10):
         simulator, reason = judged(function, seed)
         assert simulator.at_once, reason
