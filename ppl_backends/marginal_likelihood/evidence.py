@@ -273,7 +273,8 @@ class _Call:
         """Return the reason for distrust if climbs find a mode without draws; there is no search for an evidence in doubt."""
         if doubtful or not np.isfinite(log_evidence):
             return ()
-        lost = mode_without_chains(self.target, self.draws.x.reshape(self.draws.n, -1), rng, log_evidence)
+        target = self.target.with_fixed_batch_size()  # climbs have batches of many sizes
+        lost = mode_without_chains(target, self.draws.x.reshape(self.draws.n, -1), rng, log_evidence)
         return () if lost is None else (lost_mode_reason(lost, self.target.names, ADVICE),)
 
     def reason_of_prior(self, found: _Found, rng: np.random.Generator, doubtful: bool) -> tuple[str, ...]:

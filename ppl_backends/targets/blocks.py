@@ -4,8 +4,9 @@ A compiled backend needs one program per shape. Points are therefore cut into bl
 of two chosen from a byte budget, and the last block is padded to 1, 8 or 64 rows, above to a power of two. So few
 shapes occur; compiling a shape costs more than idle rows in one block. But a sampler that moves a hundred points a
 thousand times should not pay for 128: if more than an eighth of all rows would be idle, the number of blocks is the
-same and all have one size, a multiple of eight. The cuts depend only on the number of points, not on the number of
-threads, so results are bitwise equal for any ``cores``.
+same and all have one size, of which at most an eighth is idle. There are eight such sizes between two powers of two,
+because trajectories of different lengths leave any number of points. The cuts depend only on the number of points, not
+on the number of threads, so results are bitwise equal for any ``cores``.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def block_cap(row_bytes: int, budget: int = 2**20, *, fewest: int = 32, largest:
 def partition(n: int, cap: int) -> list[Block]:
     """Cut ``n`` rows into blocks of ``cap`` rows and a last one padded to 1, 8, 64, 128, 256, ... rows, or to ``cap``.
 
-    Above 64 rows, if more than an eighth of all rows would be idle, blocks have one size, a multiple of eight.
+    Above 64 rows, if more than an eighth of all rows would be idle, blocks have one size, a multiple of a sixteenth of the
+    next power of two.
     """
     full, rest = divmod(n, cap)
     padded = int(rest > 0 or n == 0)
@@ -71,7 +73,9 @@ def partition(n: int, cap: int) -> list[Block]:
         padded *= 8 if padded < _COARSE else 2
     padded = min(padded, cap)
     if n > _COARSE and padded - rest > _IDLE * n:
-        cap = padded = min(cap, 8 * -(-n // (8 * (full + 1))))
+        each = -(-n // (full + 1))
+        unit = max(8, (1 << (each - 1).bit_length()) // 16)
+        cap = padded = min(cap, unit * -(-each // unit))
         full = (n - 1) // cap
     blocks = [Block(cap * k, cap * (k + 1), cap) for k in range(full)]
     if padded:

@@ -13,6 +13,7 @@ from scipy.special import gammaln, lambertw
 
 import ppl_backends as pb
 from ppl_backends.approximations.inla import latent
+from ppl_backends.approximations.inla.conditional import conditional_modes
 from ppl_backends.approximations.marginals import chosen
 from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.results.inference_data import group
@@ -430,3 +431,41 @@ def test_areas_in_pymc_are_those_of_matrices():
     place = chosen(["sd_log__[0]", "sd_log__[1]", "level"], q.names)
     np.testing.assert_allclose(q.mean[place], of_matrices.mean[:3], atol=0.01)
     np.testing.assert_allclose(q.sd[place], of_matrices.sd[:3], rtol=0.01)
+
+
+def test_names_of_the_hyper_parameters_that_auto_finds_are_fitted_as_auto():
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1)
+        rate = pm.Normal("rate", 1, 0.5) + scale * pm.Normal("z", shape=6)
+        pm.Poisson("y", pm.math.exp(rate), observed=COUNTS[:6])
+    found, named = quiet(model), quiet(model, hyper=["scale"])
+    assert named.converged
+    np.testing.assert_array_equal(named.mean, found.mean)
+    np.testing.assert_array_equal(named.hyper.points, found.hyper.points)
+    assert named.log_evidence == found.log_evidence
+
+
+def test_climbs_to_conditional_modes_use_few_sizes_of_batches():
+    """JAX compiles a program for each size: of 100 seconds for a map of 25 areas, 40 were spent so."""
+    sizes = set()
+
+    class Recorded(FunctionTarget):
+        def hessian(self, x, part="joint"):
+            sizes.add(len(x))
+            return -(1 + np.exp(x))[:, :, None] * np.eye(2)
+
+        def log_density_and_gradient(self, x):
+            sizes.add(len(x))
+            return super().log_density_and_gradient(x)
+
+    target = Recorded(2, lambda x: ((x - np.exp(x) - 0.5 * x**2).sum(axis=1), 1 - np.exp(x) - x))
+    starts = 3 * np.random.default_rng(1).standard_normal((300, 2))
+    found = conditional_modes(target, starts, np.zeros(300, dtype=int))
+    np.testing.assert_allclose(found.x[:, 1], 0.0, atol=1e-3)  # 1 - e^x - x is zero there
+    assert all(size & (size - 1) == 0 for size in sizes if size > 64)
+
+
+def test_a_start_of_the_wrong_length_is_refused_when_hyper_parameters_are_named():
+    target = FunctionTarget(3, lambda x: (-0.5 * (x**2).sum(axis=1), -x), names=["phi", "a", "b"])
+    with pytest.raises(ModelError, match=r"initvals has shape \(2,\): expected .* dim=3"):
+        quiet(target, hyper=["phi"], initvals=np.zeros(2))

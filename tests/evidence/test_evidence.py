@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pymc as pm
 import pytest
 import xarray as xr
 from scipy import stats
@@ -381,6 +382,10 @@ def test_what_cannot_be_used_is_refused():
         pb.evidence({"x": x}, known.target, method="magic")
     with pytest.raises(ModelError, match="this method takes 'gaussian' or 'student'"):
         pb.evidence({"x": x}, known.target, method="warp3", proposal="mixture")
+    with pm.Model() as model:
+        pm.Normal("level")
+    with pytest.raises(ModelError, match=r"values of 'level' are of type .*: expected numbers"):
+        pb.evidence({"level": np.full((4, 100), "high")}, model)
 
 
 def test_it_reads_well_and_repeats():

@@ -23,6 +23,12 @@ def test_blocks_cover_every_row_once_and_few_sizes_occur(n, log_cap):
     assert len(blocks) == max(1, -(-n // cap))
 
 
+def test_any_numbers_of_points_need_few_sizes_of_blocks():
+    """Points that trajectories of different lengths leave once had 120 sizes, for each of which JAX compiles a program."""
+    sizes = {block.padded for n in range(1, 3000) for block in partition(n, 1024)}
+    assert len(sizes) <= 3 + 8 * 4  # 1, 8, 64, and eight up to each of 128, 256, 512 and 1024
+
+
 @given(row_bytes=st.integers(1, 10**9))
 def test_cap_is_a_power_of_two_within_the_budget(row_bytes):
     cap = block_cap(row_bytes, 2**20)

@@ -20,6 +20,7 @@ from scipy.interpolate import CubicSpline
 from ppl_backends.approximations.marginals import Marginals
 from ppl_backends.numerics.gaussian import LOG_2PI, Gaussian
 from ppl_backends.numerics.jit import jit
+from ppl_backends.targets.blocks import pad_rows
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 HALF_WIDTH = 6.0  # standard deviations of the Gaussian that a grid covers initially
@@ -30,6 +31,7 @@ FINE = 601  # points of a density
 GAIN = 1e-6  # expected gain, in nats, below which a Newton search for a conditional mode stops
 ITERATIONS, HALVINGS = 50, 25
 BLOCK_BYTES = 2**26  # of the Hessians of a batch
+FEW_POINTS = 64
 
 
 class ConditionalModes(NamedTuple):
@@ -49,12 +51,13 @@ def conditional_modes(
     """
     x = x.copy()
     log_integral = np.full(len(x), -np.inf)
-    value, gradient = target.log_density_and_gradient(x)
+    value, gradient = (found[: len(x)] for found in target.log_density_and_gradient(_padded(x)))
     active = np.flatnonzero(np.isfinite(value))
     iterations = 0
     while len(active) and iterations < ITERATIONS:
         iterations += 1
-        step, log_determinant, gain, definite = _steps(-target.hessian(x[active]), gradient[active], held[active])
+        precision = -target.hessian(_padded(x[active]))[: len(active)]
+        step, log_determinant, gain, definite = _steps(precision, gradient[active], held[active])
         constant = 0.5 * (target.dim - (held[active] >= 0)) * LOG_2PI
         settled = definite & (gain < largest_gain)
         # The expected gain of the last step is added, but the step is not made.
@@ -89,12 +92,17 @@ def _move(
             break
         at = rows[left]
         trial = x[at] + 0.5**halving * step[left]
-        trial_value, trial_gradient = target.log_density_and_gradient(trial)
+        trial_value, trial_gradient = (found[: len(at)] for found in target.log_density_and_gradient(_padded(trial)))
         better = trial_value >= value[at] - 1e-11 * np.maximum(1.0, np.abs(value[at]))
         kept = at[better]
         x[kept], value[kept], gradient[kept] = trial[better], trial_value[better], trial_gradient[better]
         moved[left[better]] = True
     return moved
+
+
+def _padded(x: Array) -> Array:
+    """Return the points and copies of the last: a power of two above 64 points, so that climbs need few compiled shapes."""
+    return x if len(x) <= FEW_POINTS else pad_rows(x, 1 << (len(x) - 1).bit_length())
 
 
 class ImprovedLaplace(NamedTuple):

@@ -71,7 +71,8 @@ def fit_inla(
         its Cholesky factor.
     hyper : "auto", sequence of int or str, or None
         Variables or unconstrained coordinates that are hyper-parameters, one to six coordinates, to be integrated
-        over; every other coordinate of any model is then latent. ``"auto"``: those without which the model is a
+        over; every other coordinate of any model is then latent. Names of those that ``"auto"`` finds mean ``"auto"``,
+        unless there are ``initvals``. ``"auto"``: those without which the model is a
         Gaussian times sites of one linear predictor each, found as by :func:`~ppl_backends.fit_ep`, or those of a
         :class:`~ppl_backends.LatentGaussian`. None: there are none.
     points : int
@@ -130,7 +131,7 @@ def fit_inla(
     if target.dim > MAX_DENSE_DIM and target.latent_gaussian is None:
         raise ModelError(f"{target.label} has {target.dim} coordinates; dense Hessians take at most {MAX_DENSE_DIM}")
     index = chosen(coordinates, target.names)
-    factors = _factors(target) if isinstance(hyper, str) and hyper == "auto" else None
+    factors = None if hyper is None else _factors(target)
     described = _described(target, hyper, factors, initvals, points)
     result: Any
     with ChainProgress("INLA", 1, (), enabled=progressbar) as progress:
@@ -170,17 +171,25 @@ def _factors(target: BaseTarget) -> Any:
 
 
 def _described(target: BaseTarget, hyper: Any, factors: Any, initvals: Any, points: int) -> Any:
-    """Return the latent posterior of a target given its hyper-parameters; None if it has none."""
-    if hyper is not None and not (isinstance(hyper, str) and hyper == "auto"):
-        index, named = list(dict.fromkeys(chosen(hyper, target.names).tolist())), isinstance(initvals, Mapping)
-        start = (
-            named_point(target, initvals, "initvals")
-            if named
-            else 0.1 * np.random.default_rng(0).standard_normal(target.dim)  # zero can be a saddle
-            if initvals is None
-            else initvals
-        )
-        return NamedHyperParameters(target, index, np.array(start, dtype=np.float64).reshape(-1)[: target.dim], points)
+    """Return the latent posterior of a target given its hyper-parameters; None if it has none.
+
+    Names of the hyper-parameters that "auto" finds mean "auto", which takes a tenth of the time.
+    """
+    by_name = hyper is not None and not (isinstance(hyper, str) and hyper == "auto")
+    index = list(dict.fromkeys(chosen(hyper, target.names).tolist())) if by_name else []
+    known = factors if target.latent_gaussian is None else target.latent_gaussian
+    found = set() if known is None else set(np.asarray(known.hyper_coordinates).tolist())
+    if by_name and not (initvals is None and found == set(index)):
+        if initvals is None:
+            given = 0.1 * np.random.default_rng(0).standard_normal(target.dim)  # zero can be a saddle
+        else:
+            given = named_point(target, initvals, "initvals") if isinstance(initvals, Mapping) else initvals
+        start = np.atleast_2d(np.asarray(given, dtype=np.float64))[0]
+        if len(start) != target.dim:
+            raise ModelError(
+                f"initvals has shape {np.shape(initvals)}: expected (dim,) or (n_starts, dim) with dim={target.dim}"
+            )
+        return NamedHyperParameters(target, index, start, points)
     if target.latent_gaussian is not None:
         return SparseLatent(target.latent_gaussian)
     return None if factors is None or not len(factors.hyper_names) else SparseLatent(factors, target)

@@ -272,7 +272,11 @@ class PyMCTarget(BaseTarget):
         for name, shape in self._shapes.model.items():
             if name not in values:
                 raise ModelError(f"values of free variable '{name}' are missing; expected {list(self._shapes.model)}")
-            value = np.asarray(values[name], dtype=np.float64)
+            try:
+                value = np.asarray(values[name], dtype=np.float64)
+            except (TypeError, ValueError):
+                kind = np.asarray(values[name]).dtype
+                raise ModelError(f"values of '{name}' are of type {kind}: expected numbers") from None
             if value.shape[1:] != shape:
                 raise ModelError(f"values of '{name}' have shape {value.shape[1:]} at each point; expected {shape}")
             columns.append(value.reshape(len(value), -1))
