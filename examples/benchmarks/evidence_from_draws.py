@@ -190,9 +190,7 @@ def reference_draws(folder, name):
         values[base] = np.empty((*next(iter(parts.values())).shape, *map(int, shape)))
         for place, value in parts.items():
             values[base][(slice(None), slice(None), *place)] = value
-    if (
-        "theta" in values and "tau" in values
-    ):  # eight schools: posteriordb keeps the effects, the program standardised ones
+    if "theta" in values and "tau" in values:  # eight schools: posteriordb keeps effects, the program standardised ones
         values["theta_trans"] = (values["theta"] - values["mu"][..., None]) / values["tau"][..., None]
     return values
 

@@ -90,9 +90,8 @@ def climb(posterior: Any, start: Array) -> Any:
             found.append(node)
         return -node.log_posterior, -gradient
 
-    for _ in range(
-        MAX_BOXES
-    ):  # far from the mode EP is slow and may fail, so steps stay in a box around the last centre
+    # Far from the mode EP is slow and may fail, so steps stay in a box around the last centre.
+    for _ in range(MAX_BOXES):
         centre = found[-1].phi
         bounds = list(zip(centre - BOX, centre + BOX, strict=True))
         minimize(negative, centre, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 30, "gtol": 1e-2})

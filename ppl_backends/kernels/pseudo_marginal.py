@@ -31,10 +31,8 @@ REPLICATES = 40  # for the variance of an estimate
 TOO_NOISY, TOO_FINE = 1.5, 0.5
 FIRST_CHECK = 25  # steps of tuning; then 50, 100, 200, ...
 MOST_AT_START, MOST_ESTIMATES = 64, 4096
-ALARM, MOST_EXTRAPOLATED = (
-    4.0,
-    20.0,
-)  # variances: that chains get stuck with, and from which the number needed is not known
+# Variances of an estimate: that chains get stuck with, and above which the number of estimates needed is not known
+ALARM, MOST_EXTRAPOLATED = 4.0, 20.0
 
 
 class _Values(dict[str, Array]):

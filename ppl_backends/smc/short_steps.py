@@ -54,7 +54,7 @@ def try_short_steps(
     if not all(run.complete for run in figures.runs) or figures.divergent <= _SUSPECT:
         return None
     runs = in_one_mode(figures.runs)
-    found, walks = _moved(path, kernel, runs, rng)
+    found, walks = move_with_short_steps(path, kernel, runs, rng)
     if found.surely_goes_further:
         return found
     shut_out = found.shift > CLEAR and not any(run.stages[-1].moves.non_centred for run in runs)
@@ -75,21 +75,13 @@ def try_short_steps(
 
 def move_with_short_steps(
     path: TemperingPath, kernel: Kernel, runs: Sequence[SMCResult], rng: np.random.Generator
-) -> ShortSteps:
-    """Move some of the last particles of every run with a quarter of its step."""
-    return _moved(path, kernel, runs, rng)[0]
-
-
-def _moved(
-    path: TemperingPath, kernel: Kernel, runs: Sequence[SMCResult], rng: np.random.Generator
 ) -> tuple[ShortSteps, list[Walk]]:
-    """Return the effect of short steps, and the walks of all runs."""
+    """Move some of the last particles of every run with a quarter of its step; return the effect, and the walks."""
     points = _affordable(runs)
     parts = [run.x[:: max(1, len(run.x) * len(runs) // points)] for run in runs]
     starts = np.concatenate(parts)
-    change = coordinates_of(
-        path.evaluate(starts, 1.0, True), path
-    ).change  # a single run may have too few points for it
+    # From the points of all runs: a single one may have too few
+    change = coordinates_of(path.evaluate(starts, 1.0, True), path).change
     walks = [Walk(path, kernel, x, run.scale, rng, change) for x, run in zip(parts, runs, strict=True)]
     errors = np.concatenate([walk.energy_errors() for walk in walks])
     coordinate, upwards = where_energy_errors_are(starts, errors)

@@ -47,13 +47,13 @@ def exact_draws(seed, least=-np.inf):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_exact_draws_stay_where_they_are(seed):
-    found = move_with_short_steps(*_arguments(exact_draws(seed)), np.random.default_rng(seed))
+    found, _ = move_with_short_steps(*_arguments(exact_draws(seed)), np.random.default_rng(seed))
     assert found.shift < 4.0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_draws_without_the_neck_go_into_it(seed):
-    found = move_with_short_steps(*_arguments(exact_draws(seed, least=-4.0)), np.random.default_rng(seed))
+    found, _ = move_with_short_steps(*_arguments(exact_draws(seed, least=-4.0)), np.random.default_rng(seed))
     assert found.shift > 4.0
     assert (found.coordinate, found.upwards) == (0, False)
 
@@ -103,7 +103,7 @@ def test_a_neck_opposite_to_the_energy_errors_is_found(least, goes_in):
     """Non-centred eight schools, where the data have large scales centred: errors are on that side."""
     target, draws = schools_and_draws(np.random.default_rng(1), least)
     path, run = run_of(draws, target, 0.87)
-    found = move_with_short_steps(path, Hmc(), [run], np.random.default_rng(1))
+    found, _ = move_with_short_steps(path, Hmc(), [run], np.random.default_rng(1))
     if goes_in:
         assert found.shift > 2.5
         assert (found.coordinate, found.upwards) == (1, False)

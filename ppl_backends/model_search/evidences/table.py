@@ -12,11 +12,8 @@ from ppl_backends.model_search.forms import Form
 EVIDENCES = ("exact", "ep", "laplace", "importance_laplace", "importance_ep")
 MOST_ENUMERATED = 24  # candidates, whose 2^24 models take about 1.6 GB
 _LONG = 60.0  # seconds
-_SECONDS_EP, _SECONDS_ROW, _SECONDS_PRODUCT = (
-    2e-3,
-    1.2e-7,
-    1.2e-9,
-)  # of EP; of a row and a product of rows in Newton's method
+# Of EP; of a row and a product of rows in Newton's method
+_SECONDS_EP, _SECONDS_ROW, _SECONDS_PRODUCT = 2e-3, 1.2e-7, 1.2e-9
 _SECONDS_PIVOT = 1e-9
 _SECONDS_SITE, _SECONDS_OTHER_SITE = 2e-8, 1e-7  # of a site at a point: compiled, and others
 

@@ -43,11 +43,7 @@ NORMALISED = (
 Others are special cases of these (``ChiSquared``, ``LogitNormal``, ``GaussianRandomWalk``, …). ``VonMises`` integrates to
 one with the window of :mod:`~ppl_backends.targets.pymc.circle`.
 """
-_SINGULAR = (
-    "Dirichlet",
-    "StickBreakingWeights",
-    "ZeroSumNormal",
-)  # densities on a surface, improper without a transform
+_SINGULAR = ("Dirichlet", "StickBreakingWeights", "ZeroSumNormal")  # on a surface, improper without a transform
 _ELEMENTWISE = (LogTransform, LogOddsTransform, LogExpM1, Interval, IntervalTransform)
 
 

@@ -307,9 +307,8 @@ def check_shapes(rule: Rule, values: Mapping[str, Any], rows: Rows) -> tuple[int
     y = jax.ShapeDtypeStruct(rows["y"].shape[1:], jnp.float64)
     scalar, vector = (n_theta, n_x), (n_theta, n_x, *own)
     expect("transition", shape("transition", model.transition, 1, x, z), vector)
-    expect(
-        "log_observation", shape("log_observation", model.log_observation, 1, x, y), scalar, exactly=True
-    )  # one number for all particles would be one sum too many
+    # One number for all particles would be one sum too many
+    expect("log_observation", shape("log_observation", model.log_observation, 1, x, y), scalar, exactly=True)
     if model.log_transition is not None:
         expect("log_transition", shape("log_transition", model.log_transition, 1, x, x), scalar)
     if model.log_initial is not None:
