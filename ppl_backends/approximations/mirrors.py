@@ -1,7 +1,7 @@
 """Mirror images of a posterior: sign changes of variables that leave its density as it is.
 
 The loadings and the scores of a factor model can change their signs together. A Gaussian at one mode then has at most half
-of the mass. Climbs from the prior miss such a mode if the density has no finite maximum, as that of many hierarchies.
+of the mass. Climbs from the prior miss such a mode if the density has no finite maximum, as in many hierarchies.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from ppl_backends.errors import ModelError
 from ppl_backends.gibbs.auc import auc_hinge_risk, auc_risk, pair_risk
 from ppl_backends.gibbs.losses import Hinge, Loss, PairLoss, ZeroOne
 from ppl_backends.targets.factors.sites import Array
-from ppl_backends.targets.protocol import Index, Observations, as_points
+from ppl_backends.targets.observations import Observations
+from ppl_backends.targets.protocol import Index, as_points
 
 BLOCK_BYTES = 2**26
 

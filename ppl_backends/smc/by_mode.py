@@ -1,13 +1,13 @@
 r"""Shares of separated modes and the evidence, from a bridge in every mode.
 
-Particles seldom cross between separated modes, so that how many are in each is decided where the modes parted: tempering
+Particles seldom cross between separated modes, so the number in each is decided where the modes separate: tempering
 counts the lineages that came into each, and with n of them the share s of a mode has a standard error of √{s(1−s)/n} at
 least. Within a mode particles mix. Let the modes' regions, those in which the Gaussian fitted to a mode is denser than the
 others, be Rₖ. Then
 
     Z = Σₖ Zₖ,   Zₖ = ∫_{Rₖ} γ,   sₖ = Zₖ / Z,
 
-and a bridge from the particles in Rₖ gives Zₖ without a look at how many these are. Particles are resampled within each run
+and a bridge from the particles in Rₖ gives Zₖ whatever their number is. Particles are resampled within each run
 so that every mode has its share sₖ.
 """
 

@@ -28,8 +28,9 @@ from ppl_backends.smc.moves import MoveSettings, UntilMixed
 from ppl_backends.smc.path import PathState, PriorPath, TemperingPath
 from ppl_backends.smc.schedule import Schedule
 from ppl_backends.targets.integral import PriorIntegral, stated_integral
+from ppl_backends.targets.observations import Observations
 from ppl_backends.targets.power import PowerTarget
-from ppl_backends.targets.protocol import Array, BaseTarget, Observations, sanitize
+from ppl_backends.targets.protocol import Array, BaseTarget, sanitize
 
 _CHUNK_ELEMENTS = 1 << 20  # elements of the table points × rows in which the next rows are evaluated
 

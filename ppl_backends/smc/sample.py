@@ -217,12 +217,8 @@ def sample_smc(
 
     call = Call(path, chosen, draws, executor, progressbar)
     may_run_again = settings.schedule.is_adaptive and len_chain in ("auto", None) and not unbiased and max_time is None
-    seconds, *others = (
-        [generators[k * chains + 4 : (k + 1) * chains + 4] for k in range(1, 6)] if may_run_again else [[]]
-    )
-    figures, made, unfinished = call.run_all(
-        settings, generators[:chains], seconds, saved.begin(path) if saved else None
-    )
+    again, *others = [generators[k * chains + 4 : (k + 1) * chains + 4] for k in range(1, 6)] if may_run_again else [[]]
+    figures, made, unfinished = call.run_all(settings, generators[:chains], again, saved.begin(path) if saved else None)
     done = call.judge(figures, made, *of_judge)
     if unfinished:
         done = done.distrusted(reasons_of_lone_chain(done.figures.runs, chains))

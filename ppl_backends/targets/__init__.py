@@ -4,7 +4,8 @@ from typing import Any
 
 from ppl_backends.targets.convert import as_target
 from ppl_backends.targets.function import FunctionTarget
-from ppl_backends.targets.protocol import BaseTarget, Evaluation, JointEvaluation, Observations, Target
+from ppl_backends.targets.observations import Observations
+from ppl_backends.targets.protocol import BaseTarget, Evaluation, JointEvaluation, Target
 
 __all__ = [
     "BaseTarget",

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.differences import central_differences
 from ppl_backends.options import checked, choice
+from ppl_backends.targets.observations import Observations
 from ppl_backends.targets.protocol import (
     Array,
     BaseTarget,
     Evaluation,
     JointEvaluation,
-    Observations,
     as_points,
     prior_draws,
     sanitize,

@@ -10,7 +10,8 @@ from ppl_backends.errors import ModelError
 from ppl_backends.options import checked
 from ppl_backends.targets.digest import digest
 from ppl_backends.targets.factors.proof import constant_and_error
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, Observations
+from ppl_backends.targets.observations import Observations
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation
 from ppl_backends.targets.wrapped import WrappedTarget
 
 TOLERANCE = 1e-6  # relative error of factors against the density

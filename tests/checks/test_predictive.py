@@ -11,7 +11,8 @@ from scipy.special import logsumexp
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.targets.protocol import BaseTarget, Evaluation, Observations
+from ppl_backends.targets.observations import Observations
+from ppl_backends.targets.protocol import BaseTarget, Evaluation
 
 Y = np.array([0.1, -0.4, 0.5, 0.2, -0.3, 0.0, 6.0])
 

@@ -22,7 +22,8 @@ from ppl_backends.approximations.variational.elbo import Search, VariationalFit
 from ppl_backends.approximations.variational.families import Family
 from ppl_backends.approximations.variational.sample_average import moved
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation, Observations
+from ppl_backends.targets.observations import Observations
+from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, JointEvaluation
 from ppl_backends.targets.wrapped import WrappedTarget
 
 GROWTH = 1.02

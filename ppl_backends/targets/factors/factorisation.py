@@ -25,7 +25,8 @@ from ppl_backends.targets.factors.sites import (
     SiteFamily,
     StackedSites,
 )
-from ppl_backends.targets.protocol import BaseTarget, Evaluation, Observations, as_points, sanitize
+from ppl_backends.targets.observations import Observations
+from ppl_backends.targets.protocol import BaseTarget, Evaluation, as_points, sanitize
 
 BLOCK_BYTES = 2**26
 """Largest size of one temporary of points × sites."""

@@ -24,7 +24,8 @@ from pytensor.tensor import subtensor
 from pytensor.tensor.shape import Reshape, SpecifyShape
 
 from ppl_backends.errors import ModelError
-from ppl_backends.targets.protocol import Array, Observations, as_points
+from ppl_backends.targets.observations import Observations
+from ppl_backends.targets.protocol import Array, as_points
 from ppl_backends.targets.pymc.compile import compilers, first_backend
 from ppl_backends.targets.pymc.graph import PYTHON_MODE, ModelGraph, ancestors, io_toposort, no_c_compiler, one_line
 from ppl_backends.targets.pymc.rewrites import simplify

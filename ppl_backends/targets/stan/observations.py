@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError
 from ppl_backends.numerics.arrays import with_rows
-from ppl_backends.targets.protocol import Array, Observations, as_points
+from ppl_backends.targets.observations import Observations
+from ppl_backends.targets.protocol import Array, as_points
 from ppl_backends.targets.stan.data import to_arrays
 from ppl_backends.targets.stan.library import BatchedModel, CompiledModel, RowData
 

@@ -18,7 +18,8 @@ from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.numerics.differences import central_differences
 from ppl_backends.targets.digest import digest, digest_of_numbers, fixed_points
-from ppl_backends.targets.protocol import BaseTarget, Evaluation, JointEvaluation, Observations, as_points, sanitize
+from ppl_backends.targets.observations import Observations
+from ppl_backends.targets.protocol import BaseTarget, Evaluation, JointEvaluation, as_points, sanitize
 from ppl_backends.targets.state_space.filter import Filter, draw_seeds
 from ppl_backends.targets.state_space.model import StateSpaceModel
 from ppl_backends.targets.wrapped import WrappedTarget
