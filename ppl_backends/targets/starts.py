@@ -72,6 +72,8 @@ def _completed(
 ) -> Array:
     """Return the starts with other points in their ``wrong`` rows: copies of right rows, or points from far away."""
     found = _highest_elsewhere(target, centre, len(x), rng) if wrong.all() else x[~wrong]
+    if not len(found) and _inside(target, centre[None])[0]:
+        found = centre[None]  # of a support so narrow that no point around it is inside
     if not len(found):
         reason = target.explain(centre) or "check the data and the bounds of the parameters"
         raise ModelError(f"{target.label}: no starting point has a positive density; {reason}")

@@ -75,3 +75,20 @@ def test_data_outside_every_support_are_named():
     with pytest.raises(ModelError, match=r"no starting point has a positive density.*'y' is -inf") as raised:
         pb.fit_laplace(pareto_model([-1.0, 2.0]), progressbar=False)
     assert "\n" not in str(raised.value)
+
+
+def hard_constraint(width, at=0.0):
+    with pm.Model() as model:
+        a = pm.Normal("a", shape=6)
+        pm.Potential("constraint", pm.math.switch((pm.math.abs(a - at) < width).all(), 0.0, -np.inf))
+    return model
+
+
+def test_the_starting_point_itself_is_taken_where_no_point_around_it_is_inside():
+    target = PyMCTarget(hard_constraint(0.02))
+    np.testing.assert_array_equal(target.initial_points(3, np.random.default_rng(0)), np.zeros((3, 6)))
+
+
+def test_a_constraint_by_a_potential_that_nothing_satisfies_is_named():
+    with pytest.raises(ModelError, match="the Potential 'constraint' is -inf: write a constraint into the prior"):
+        pb.fit_laplace(hard_constraint(0.02, at=50.0), progressbar=False)

@@ -381,12 +381,16 @@ class PyMCTarget(BaseTarget):
         return as_points(np.concatenate([np.ravel(point[name]) for name in self._shapes.value]), self.dim)[0]
 
     def explain(self, x: Array) -> str:
-        [x] = as_points(x, self.dim)
-        terms = dict(zip(self._compiled.terms, self._call("terms", x[None]), strict=True))
+        terms = dict(zip(self._compiled.terms, self._call("terms", as_points(x, self.dim)), strict=True))
         lines = []
+        potentials = {potential.name for potential in self.model.potentials}
         for name, term in terms.items():
             wrong = np.flatnonzero(~np.isfinite(np.ravel(term)))
-            if wrong.size:
+            if wrong.size and name in potentials:
+                value = np.ravel(term)[wrong[0]]
+                hint = ": write a constraint into the prior, as by pm.Truncated" if value == -np.inf else ""
+                lines.append(f"the Potential '{name}' is {value}{hint}")
+            elif wrong.size:
                 kind, value = "observed " * (name in self._compiled.observed), np.ravel(term)[wrong[0]]
                 hint = ", where a covariate may be NaN" if np.isnan(value) else ""
                 where = f" at element {wrong[0]} ({wrong.size} of {term.size}){hint}" if term.size > 1 else ""
