@@ -24,7 +24,7 @@ from ppl_backends.progress import ChainProgress
 from ppl_backends.random import spawn_generators
 from ppl_backends.results.convergence import (
     FEWEST_DRAWS,
-    LARGEST_RHAT,
+    differing_chains,
     effective_in_moments,
     few_effective,
     rank_rhat,
@@ -322,10 +322,8 @@ def why_not_converged(draws: Array, names: Sequence[str]) -> str:
         return f"no chain ever moved in `{names[stuck[0]]}`"
     if len(draws) > 1:
         rhat = rank_rhat(draws)
-        worst = int(np.nanargmax(rhat))
-        if rhat[worst] > LARGEST_RHAT:
-            return (
-                f"the chains have not converged: R-hat is {rhat[worst]:.2f} for `{names[worst]}`, above {LARGEST_RHAT}"
-            )
+        differ = differing_chains(np.where(np.isnan(rhat), 1.0, rhat), names)
+        if differ:
+            return differ
     looked_at = slowest(draws, _LOOKED_AT)
     return few_effective(effective_in_moments(draws[:, :, looked_at]), [names[j] for j in looked_at])

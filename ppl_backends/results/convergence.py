@@ -26,6 +26,14 @@ def rank_rhat(draws: Array) -> Array:
         return np.atleast_1d(np.asarray(az.rhat(draws, chain_axis=0, draw_axis=1)))
 
 
+def differing_chains(rhat: Array, names: Sequence[str]) -> str:
+    """Return in which coordinate chains differ most, with the figure; empty if every R̂ is a number within the limit."""
+    worst = int(np.argmax(np.where(np.isnan(rhat), np.inf, rhat)))
+    if rhat[worst] <= LARGEST_RHAT:
+        return ""
+    return f"the chains have not converged: R-hat is {rhat[worst]:.2f} for `{names[worst]}`, above {LARGEST_RHAT}"
+
+
 def effective_draws(draws: Array, method: str = "bulk") -> Array:
     """Return effective numbers of draws ``(dim,)``, by ArviZ, of draws ``(chain, draw, dim)``.
 

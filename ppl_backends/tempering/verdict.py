@@ -10,7 +10,13 @@ import numpy as np
 
 from ppl_backends.approximations.lost_mode import LostMode, lost_mode_reason
 from ppl_backends.importance.outside import reasons_of_undefined
-from ppl_backends.results.convergence import FEWEST_DRAWS, LARGEST_RHAT, effective_in_moments, few_effective, rank_rhat
+from ppl_backends.results.convergence import (
+    FEWEST_DRAWS,
+    differing_chains,
+    effective_in_moments,
+    few_effective,
+    rank_rhat,
+)
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.targets.protocol import Array
 from ppl_backends.tempering.barrier import Barrier
@@ -88,18 +94,10 @@ def _of_swaps(run: Run, found: Diagnostics) -> list[str]:
 
 
 def _of_draws(run: Run, found: Diagnostics, names: Sequence[str]) -> list[str]:
-    said = []
-    if len(run.x) > 1 and run.x.shape[1] >= FEWEST_DRAWS:
-        worst = int(np.argmax(np.nan_to_num(found.rhat, nan=np.inf)))
-        if not found.rhat[worst] <= LARGEST_RHAT:
-            said.append(
-                f"the chains have not converged: R-hat is {found.rhat[worst]:.2f} for `{names[worst]}`, above "
-                f"{LARGEST_RHAT}: increase tune and draws"
-            )
+    judged = len(run.x) > 1 and run.x.shape[1] >= FEWEST_DRAWS
+    differ = differing_chains(found.rhat, names) if judged else ""
     few = few_effective(found.ess, names)
-    if few:
-        said.append(f"{few}: increase draws")
-    return said
+    return [f"{differ}: increase tune and draws"] * bool(differ) + [f"{few}: increase draws"] * bool(few)
 
 
 def _of_evidence(found: Diagnostics) -> list[str]:

@@ -27,7 +27,7 @@ from ppl_backends.options import array, checked, choice, entries, instance, inte
 from ppl_backends.progress import ChainProgress
 from ppl_backends.random import SeedLike
 from ppl_backends.targets.power import with_power
-from ppl_backends.targets.protocol import BaseTarget, named_point
+from ppl_backends.targets.protocol import Array, BaseTarget, named_point
 
 LARGEST_FAILED_SHARE = 0.05  # of grid points without a conditional mode
 SMALLEST_SD = 1e-10  # of a Gaussian on a grid, relative to its mean
@@ -131,7 +131,8 @@ def fit_inla(
     if target.dim > MAX_DENSE_DIM and target.latent_gaussian is None:
         raise ModelError(f"{target.label} has {target.dim} coordinates; dense Hessians take at most {MAX_DENSE_DIM}")
     index = chosen(coordinates, target.names)
-    factors = None if hyper is None else _factors(target)
+    # A start that is given belongs to the named hyper-parameters, so their fit needs no factors.
+    factors = None if hyper is None or (_is_named(hyper) and initvals is not None) else _factors(target)
     described = _described(target, hyper, factors, initvals, points)
     result: Any
     with ChainProgress("INLA", 1, (), enabled=progressbar) as progress:
@@ -170,29 +171,38 @@ def _factors(target: BaseTarget) -> Any:
         return None
 
 
+def _is_named(hyper: Any) -> bool:
+    """Return whether hyper-parameters are given as names or coordinates."""
+    return hyper is not None and not (isinstance(hyper, str) and hyper == "auto")
+
+
 def _described(target: BaseTarget, hyper: Any, factors: Any, initvals: Any, points: int) -> Any:
     """Return the latent posterior of a target given its hyper-parameters; None if it has none.
 
     Names of the hyper-parameters that "auto" finds mean "auto", which takes a tenth of the time.
     """
-    by_name = hyper is not None and not (isinstance(hyper, str) and hyper == "auto")
-    index = list(dict.fromkeys(chosen(hyper, target.names).tolist())) if by_name else []
-    known = factors if target.latent_gaussian is None else target.latent_gaussian
-    found = set() if known is None else set(np.asarray(known.hyper_coordinates).tolist())
-    if by_name and not (initvals is None and found == set(index)):
-        if initvals is None:
-            given = 0.1 * np.random.default_rng(0).standard_normal(target.dim)  # zero can be a saddle
-        else:
-            given = named_point(target, initvals, "initvals") if isinstance(initvals, Mapping) else initvals
-        start = np.atleast_2d(np.asarray(given, dtype=np.float64))[0]
-        if len(start) != target.dim:
-            raise ModelError(
-                f"initvals has shape {np.shape(initvals)}: expected (dim,) or (n_starts, dim) with dim={target.dim}"
-            )
-        return NamedHyperParameters(target, index, start, points)
+    if _is_named(hyper):
+        index = list(dict.fromkeys(chosen(hyper, target.names).tolist()))
+        known = factors if target.latent_gaussian is None else target.latent_gaussian
+        found = set() if known is None else set(np.asarray(known.hyper_coordinates).tolist())
+        if initvals is not None or found != set(index):
+            return NamedHyperParameters(target, index, _start(target, initvals), points)
     if target.latent_gaussian is not None:
         return SparseLatent(target.latent_gaussian)
     return None if factors is None or not len(factors.hyper_names) else SparseLatent(factors, target)
+
+
+def _start(target: BaseTarget, initvals: Any) -> Array:
+    """Return the point ``(dim,)`` from which named hyper-parameters are searched."""
+    if initvals is None:
+        return 0.1 * np.random.default_rng(0).standard_normal(target.dim)  # zero can be a saddle
+    given = named_point(target, initvals, "initvals") if isinstance(initvals, Mapping) else initvals
+    start: Array = np.atleast_2d(np.asarray(given, dtype=np.float64))[0]
+    if len(start) != target.dim:
+        raise ModelError(
+            f"initvals has shape {np.shape(initvals)}: expected (dim,) or (n_starts, dim) with dim={target.dim}"
+        )
+    return start
 
 
 def improve(
