@@ -44,7 +44,7 @@ class RandomWalk(Step):
     --------
     >>> import numpy as np, ppl_backends as pb
     >>> target = pb.FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x))
-    >>> idata = pb.sample_mcmc(target, step=pb.steps.RandomWalk(), draws=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata = pb.sample_mcmc(target, step=pb.steps.RandomWalk(), draws=2000, chains=1, random_seed=1, progressbar=False)
     >>> idata.posterior.attrs["accuracy"]
     'exact'
     """
@@ -85,7 +85,7 @@ class CalibratedStep(Step):
     >>> import numpy as np, ppl_backends as pb
     >>> target = pb.FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x))
     >>> step = pb.steps.MALA()
-    >>> idata = pb.sample_mcmc(target, step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata = pb.sample_mcmc(target, step=step, draws=2000, tune=200, chains=1, random_seed=1, progressbar=False)
     >>> idata.posterior.attrs["accuracy"]
     'exact'
     """
@@ -150,7 +150,7 @@ class HMC(Step):
     >>> import numpy as np, ppl_backends as pb
     >>> target = pb.FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x))
     >>> step = pb.steps.HMC()
-    >>> idata = pb.sample_mcmc(target, step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata = pb.sample_mcmc(target, step=step, draws=2000, tune=200, chains=1, random_seed=1, progressbar=False)
     >>> idata.posterior.attrs["accuracy"]
     'exact'
     """
@@ -193,7 +193,7 @@ class Independent(Step):
     >>> import numpy as np, ppl_backends as pb
     >>> target = pb.FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x))
     >>> step = pb.steps.Independent()
-    >>> idata = pb.sample_mcmc(target, step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata = pb.sample_mcmc(target, step=step, draws=2000, tune=200, chains=1, random_seed=1, progressbar=False)
     >>> idata.posterior.attrs["accuracy"]
     'exact'
     """

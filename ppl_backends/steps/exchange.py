@@ -56,7 +56,7 @@ class Exchange(_AuxiliaryStep):
     >>> graphs = ERGM(5, ["edges"], moves="enumerate")
     >>> prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
     >>> target = pb.Unnormalized(simulator=graphs, observed=np.zeros((5, 5)), prior=prior)
-    >>> idata = pb.sample_mcmc(target, step=pb.steps.Exchange(), draws=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata = pb.sample_mcmc(target, step=pb.steps.Exchange(), draws=2000, chains=1, random_seed=1, progressbar=False)
     >>> idata.posterior.attrs["accuracy"]
     'exact'
     """
@@ -124,7 +124,7 @@ class MALAExchange(_AuxiliaryStep):
     >>> prior = pb.FunctionTarget(1, lambda x: (-0.5 * (x**2).sum(1), -x))
     >>> target = pb.Unnormalized(simulator=graphs, observed=np.zeros((5, 5)), prior=prior)
     >>> step = pb.steps.MALAExchange()
-    >>> idata = pb.sample_mcmc(target, step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata = pb.sample_mcmc(target, step=step, draws=2000, tune=200, chains=1, random_seed=1, progressbar=False)
     >>> idata.posterior.attrs["accuracy"]
     'exact'
     """

@@ -62,9 +62,9 @@ class ParticleGibbs(_ParticleStep):
     ...     series = pb.state_space.linear_gaussian()
     ...     y = pb.StateSpace("y", series, rho=rho, sigma_x=1.0, sigma_y=0.5, observed=[0.3, 0.9, 0.4, -0.8])
     >>> step = pb.steps.ParticleGibbs()
-    >>> idata = pb.sample_mcmc(model, step=step, draws=50, tune=50, random_seed=1, progressbar=False)
+    >>> idata = pb.sample_mcmc(model, step=step, draws=200, tune=50, random_seed=1, progressbar=False)
     >>> idata.posterior["rho"].shape
-    (4, 50)
+    (4, 200)
 
     References
     ----------

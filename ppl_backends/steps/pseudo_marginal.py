@@ -49,7 +49,7 @@ class PseudoMarginal(Step):
     >>> with pm.Model() as model:
     ...     mu = pm.Normal("mu", 0, 1)
     >>> step = pb.steps.PseudoMarginal(log_likelihood_estimate=estimate)
-    >>> idata = pb.sample_mcmc(model, step=step, draws=50, tune=100, chains=1, random_seed=1, progressbar=False)
+    >>> idata = pb.sample_mcmc(model, step=step, draws=2000, tune=100, chains=1, random_seed=1, progressbar=False)
     >>> idata.posterior.attrs["accuracy"]
     'exact'
     """

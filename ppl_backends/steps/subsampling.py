@@ -215,7 +215,7 @@ class ScalableMetropolis(_SubsamplingStep):
     >>> design, y = np.c_[np.ones(2000), rng.normal(size=2000)], rng.integers(0, 2, 2000)
     >>> target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))
     >>> step = pb.steps.ScalableMetropolis()
-    >>> idata = pb.sample_mcmc(target, step=step, draws=100, chains=1, random_seed=1, progressbar=False)
+    >>> idata = pb.sample_mcmc(target, step=step, draws=500, chains=1, random_seed=1, progressbar=False)
     >>> idata.posterior.attrs["accuracy"], bool(idata.sample_stats["rows"].mean() < 500)
     ('exact', True)
     """
@@ -261,7 +261,7 @@ class TunaMetropolis(_SubsamplingStep):
     >>> design, y = np.c_[np.ones(500), rng.normal(size=500)], rng.integers(0, 2, 500)
     >>> target = FactorsTarget(Factors(design, 0.0, Logit(y), 0.0, 1.0))
     >>> step = pb.steps.TunaMetropolis()
-    >>> idata = pb.sample_mcmc(target, step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False)
+    >>> idata = pb.sample_mcmc(target, step=step, draws=20_000, tune=500, chains=1, random_seed=1, progressbar=False)
     >>> idata.posterior.attrs["accuracy"]
     'exact'
     """

@@ -116,7 +116,7 @@ def test_groups_of_every_result(target):
 @pytest.mark.slow
 def test_samplers_take_the_names(target):
     assert target.program is not None
-    idata = pb.sample_mcmc(PROGRAM, data=DATA, draws=20, chains=1, tune=20, log_likelihood="ll", **QUIET)
+    idata = pb.sample_mcmc(PROGRAM, data=DATA, draws=500, chains=1, tune=200, log_likelihood="ll", **QUIET)
     assert list(group(idata, "log_likelihood").data_vars) == ["ll"]
     assert "y_rep" in group(idata, "posterior")
     kept = as_target(PROGRAM, DATA, log_likelihood=False)
@@ -138,7 +138,7 @@ def test_quantities_of_many_rows_are_left_out_or_refused_before_sampling(target)
 @pytest.mark.slow
 def test_arviz_reads_the_same_groups_from_the_files_of_cmdstan(target, tmp_path):
     cmdstanpy = pytest.importorskip("cmdstanpy")
-    idata = pb.sample_mcmc(target, draws=30, chains=2, tune=20, **QUIET)
+    idata = pb.sample_mcmc(target, draws=300, chains=2, tune=200, **QUIET)
     pb.stan.StanFit(idata).save_csvfiles(tmp_path)
     theirs = az.from_cmdstanpy(
         cmdstanpy.from_csv(str(tmp_path)), posterior_predictive=["y"], predictions=["y_new"], log_likelihood=["log_lik"]

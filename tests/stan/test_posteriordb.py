@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.stan]
         ("gp_pois_regr-gp_regr", "prior"),
     ],
 )
-def test_reference_posterior_is_reproduced(name, start):
+def test_reference_posterior_is_reproduced(name, start, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))  # as for a script
     benchmark = runpy.run_path(str(BENCHMARK))
     idata, _, warned = benchmark["run"](name, draws=3000, chains=4, seed=1)
     found, attrs = benchmark["compare"](name, idata), group(idata, "posterior").attrs

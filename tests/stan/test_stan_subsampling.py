@@ -24,7 +24,7 @@ def test_control_variates_on_a_program_s_rows(regression):
         idata = pb.sample_mcmc(
             regression,
             step=pb.steps.SubsampledMetropolis(subset=40, steps=4),
-            draws=400,
+            draws=1000,
             tune=0,
             chains=2,
             random_seed=1,

@@ -211,7 +211,7 @@ def test_hmc_does_not_start_where_the_joint_density_has_no_bound():
         theta = pm.Beta("theta", mu * k, (1 - mu) * k, shape=4)
         pm.Binomial("y", 8, theta, observed=[0, 1, 4, 2])
     with pytest.warns(ApproximationWarning, match="starts and scales come from variational inference instead"):
-        idata = pb.sample_mcmc(model, draws=300, tune=300, chains=2, random_seed=1, progressbar=False)
+        idata = pb.sample_mcmc(model, draws=1000, tune=300, chains=2, random_seed=1, progressbar=False)
     x = idata.posterior["mu"].values
     assert np.ptp(x, axis=1).min() > 0.1
     assert abs(x.mean() - 0.2965) < 0.05  # by quadrature; its sd is 0.124

@@ -178,7 +178,7 @@ class TolerancePath:
     """
 
     reference = None
-    gradient = False
+    uses_gradient = False
     metric = "dense"
     description = "prior"
 
