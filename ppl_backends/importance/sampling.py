@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from ppl_backends.approximations.missed_modes import find_missed_mode, with_miss
 from ppl_backends.approximations.resolve import nearest_start
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.importance.beyond import LARGEST_MISSED_SHARE, reason_of_more, share_beyond
+from ppl_backends.importance.noncentred import Weighed, can_be_straightened, straightened
 from ppl_backends.importance.outside import LARGEST_UNDEFINED, share_undefined_near
 from ppl_backends.importance.proposals import Proposal, make_proposal
 from ppl_backends.importance.tails import PILOT_POINTS, with_tails
@@ -128,6 +129,9 @@ def sample_importance(
         it if it is clearly nearer to the posterior (attribute ``proposal`` is then ``"tails"``). Otherwise it uses the
         approximation, or the defensive mixture if 4,096 points of the approximation have a Pareto k above ¼: then the
         weights have no fourth moment, which error bars need.
+        If these points have an efficiency factor below a half, and gradients at them show a funnel, a density
+        is fitted to them in non-centred coordinates, and again to its own points while that is clearly nearer
+        (``"non-centred"``).
     qmc : bool
         Whether to use scrambled Sobol points (True) or independent uniform points (False).
     power : float
@@ -170,6 +174,9 @@ def sample_importance(
     ----------
     Chopin, N. and Ridgway, J. (2017). Leave Pima Indians alone. *Statistical Science* 32(1), 64–87.
 
+    Cornuet, J.-M., Marin, J.-M., Mira, A. and Robert, C. P. (2012). Adaptive multiple importance sampling. *Scandinavian
+    Journal of Statistics* 39(4), 798–812.
+
     Examples
     --------
     >>> import numpy as np
@@ -186,7 +193,7 @@ def sample_importance(
     if draws * chains == 1:
         raise ModelError("draws=1, chains=1: one point gives no error of the evidence; increase draws")
     started = time.perf_counter()
-    *generators, fit_rng, result_rng, prior_rng, estimate_rng = spawn_generators(random_seed, chains + 4)
+    *generators, fit_rng, result_rng, prior_rng, estimate_rng, change_rng = spawn_generators(random_seed, chains + 5)
     given = not isinstance(approximation, str)
     searches = not given and approximation == "auto"
     if not target.likelihood_is_known:
@@ -195,8 +202,7 @@ def sample_importance(
     run = partial(_run, target, draws=draws, qmc=qmc, generators=generators, progressbar=progressbar)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out
         for left in reversed(range(1 + (_MOST_MISSED if searches else 0))):
-            source, named = _proposal(target, approximation, proposal, fit_rng)
-            results = run(source)
+            source, named, results = _weighted(target, approximation, proposal, run, fit_rng, change_rng)
             missed = _missed_mode(target, approximation, source, results, fit_rng)
             if missed is None or left == 0 or (missed.wide and proposal != "auto"):  # a heavy tail is no mode
                 break
@@ -269,6 +275,27 @@ def _run(
             progress.update(len(results), 1.0, **figures)
             results.append(chain)
     return results
+
+
+def _weighted(
+    target: BaseTarget,
+    approximation: Any,
+    name: str,
+    run: Callable[[Proposal], list[_Chain]],
+    fit_rng: np.random.Generator,
+    rng: np.random.Generator,
+) -> tuple[Proposal, str, list[_Chain]]:
+    """Return a proposal, its name and its weighted points; ``"auto"`` may be in non-centred coordinates."""
+    source, named = _proposal(target, approximation, name, fit_rng)
+    results = run(source)
+    if name != "auto" or not can_be_straightened(target):
+        return source, named, results
+
+    def weigh(other: Proposal) -> Weighed:
+        return Weighed(other, *_weigh(target, other, PILOT_POINTS, True, rng))
+
+    nearer = straightened(target, Weighed(source, *_joined(results)), weigh, rng)
+    return (source, named, results) if nearer is source else (nearer, "non-centred", run(nearer))
 
 
 def _missed_mode(

@@ -19,6 +19,7 @@ of a bridge, and proposals for the particles of a path.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,12 +36,12 @@ from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 PILOT_POINTS = 4096
-_DEGREES_OF_FREEDOM = (1.0, 4.0)
+DEGREES_OF_FREEDOM = (1.0, 4.0)
 _GRAIN = 32  # shares are multiples of 1/32: a net of 2^m points then has exactly its share of them in every component
 _EM_ROUNDS, _FIRST_ROUNDS = 10, 2
 _STEPS_A_ROUND = 5  # EM steps in the shares, which are cheaper than one in the scales
 _SCALES = (0.25, 32.0)  # bounds of the scale of a Student t in units of the approximation's
-_CUT = 20  # larger weights are cut to the twentieth largest, so that single points do not decide
+_CUT = 20
 _LARGEST_TURNED = 50  # coordinates above which no axes are searched for
 _CLEARLY = 3.0  # standard errors
 _LARGEST_GAIN = (
@@ -48,19 +49,25 @@ _LARGEST_GAIN = (
 )
 
 
-def with_tails(target: BaseTarget, approximation: Any, by_variance: bool = False) -> StudentMixture | None:
+def with_tails(
+    target: BaseTarget,
+    approximation: Any,
+    by_variance: bool = False,
+    degrees: Sequence[float] = DEGREES_OF_FREEDOM,
+) -> StudentMixture | None:
     """Return the mixture of an approximation with Student t's nearest to the target, or None if tails are not needed.
 
-    ``by_variance`` also takes it if its weights vary clearly less than those of the approximation.
+    ``by_variance`` also takes it if its weights vary clearly less than those of the approximation. The t's have these
+    ``degrees`` of freedom.
 
     Cappé, Douc, Guillin, Marin & Robert (2008), Statistics and Computing 18, 447–459.
     """
     rng = np.random.default_rng(0)  # the same mixture in every call
-    found, _, _ = _pilot(target, student_mixture(approximation), rng, by_variance)
+    found, _, _ = _pilot(target, student_mixture(approximation, degrees=degrees), rng, by_variance)
     if found is None or not (1 < found.dim <= _LARGEST_TURNED and target.has_gradient):
         return found
     axes = heavy_axes(target, gaussian_of(approximation), rng)
-    turned, x, weights = _pilot(target, student_mixture(approximation, axes), rng, by_variance)
+    turned, x, weights = _pilot(target, student_mixture(approximation, axes, degrees), rng, by_variance)
     if turned is None or not is_nearer(turned.log_density(x), found.log_density(x), weights):
         return found
     return turned
@@ -73,19 +80,28 @@ def _pilot(
     x = mixture.sample(PILOT_POINTS, rng)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out in the tails
         log_weights = target.log_density(x) - mixture.log_density(x)
-    log_weights = np.where(np.isnan(log_weights), -np.inf, log_weights)
-    if np.sum(log_weights > -np.inf) < _CUT:
+    cut = cut_weights(log_weights)
+    if cut is None:
         return None, x, np.zeros(len(x))
-    cut = np.minimum(log_weights, np.sort(log_weights)[-_CUT])
     weights, log_mean = normalised_weights(cut)
     normalised = cut + mixture.log_density(x) - log_mean  # the log density of the target, at points with a weight
     return fit_mixture(mixture, x, weights, normalised if by_variance else None), x, weights
 
 
-def student_mixture(approximation: Any, axes: Array | None = None) -> StudentMixture:
+def cut_weights(log_weights: Array) -> Array | None:
+    """Return log weights, none above the twentieth largest, so that single points do not decide; None if fewer are there."""
+    log_weights = np.where(np.isnan(log_weights), -np.inf, log_weights)
+    if np.sum(log_weights > -np.inf) < _CUT:
+        return None
+    return np.minimum(log_weights, np.sort(log_weights)[-_CUT])
+
+
+def student_mixture(
+    approximation: Any, axes: Array | None = None, degrees: Sequence[float] = DEGREES_OF_FREEDOM
+) -> StudentMixture:
     """Return the approximation and Student t's around it, in equal shares; independent t's are along ``axes``."""
     gaussian, students = gaussian_of(approximation), list[StudentT | IndependentT]()
-    for df in _DEGREES_OF_FREEDOM:
+    for df in degrees:
         students.append(StudentT(gaussian, df))
         if gaussian.dim > 1:
             students.append(IndependentT(gaussian, df, axes))

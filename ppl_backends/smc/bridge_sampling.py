@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 from ppl_backends.approximations.hierarchical import HierarchicalApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.importance.noncentred import NonCentred
 from ppl_backends.importance.proposals import StudentMixture
 from ppl_backends.importance.tails import tails_of_points
-from ppl_backends.kernels.noncentring import NonCentring, find_noncentring
+from ppl_backends.kernels.noncentring import find_noncentring
 from ppl_backends.numerics.bridge import BridgeEstimate, bridge
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.gaussian import suffice_for_covariance
@@ -59,36 +60,6 @@ class Sample(NamedTuple):
         _, ancestor = np.unique(self.ancestor[which], return_inverse=True)
         gradient = None if self.gradient is None else self.gradient[which]
         return Sample(self.x[which], self.log_density[which], ancestor, gradient)
-
-
-class NonCentred(NamedTuple):
-    """The density of x if z has density ``q``."""
-
-    q: Any
-    change: NonCentring
-    method: str = "non-centred"
-    representation: str = "non-centred"
-
-    @property
-    def dim(self) -> int:
-        """Return the number of coordinates."""
-        return int(self.q.dim)
-
-    def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """Draw points ``(n, dim)``."""
-        return self.change.to_x(self.q.sample(n, rng))
-
-    def log_density(self, x: Array) -> Array:
-        """Return the log density at points."""
-        z = self.change.to_z(x)
-        density: Array = self.q.log_density(z) - self.change.log_determinant(z)
-        return density
-
-    def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
-        """Return the log density ``(n,)`` and its gradient ``(n, dim)``."""
-        z = self.change.to_z(x)
-        density, gradient = self.q.log_density_and_gradient(z)
-        return density - self.change.log_determinant(z), self.change.gradient_in_x(z, gradient)
 
 
 def affordable_batches(evaluations: float) -> int:

@@ -14,17 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ppl_backends.approximations.mixture import MixtureApproximation
-from ppl_backends.errors import ModelError
-from ppl_backends.importance.tails import with_tails
-from ppl_backends.kernels.noncentring import NonCentring, find_noncentring
-from ppl_backends.numerics.gaps import modes
-from ppl_backends.smc.bridge_sampling import NonCentred
+from ppl_backends.importance.noncentred import NonCentred, fit_noncentred
 from ppl_backends.smc.health import PRECISE, Verdict
 from ppl_backends.smc.path import BridgePath, TemperingPath
 from ppl_backends.smc.records import SMCResult
-from ppl_backends.targets.function import FunctionTarget
-from ppl_backends.targets.protocol import Array, BaseTarget
 
 
 def lacks_a_bridge(verdict: Verdict, attrs: Mapping[str, Any]) -> bool:
@@ -46,19 +39,11 @@ def straightened_path(path: TemperingPath, runs: Sequence[SMCResult]) -> BridgeP
     if not path.draws_are_independent or not _reached_late(path, runs):
         return None
     x = np.concatenate([run.x for run in runs])
-    if modes(x).any():
+    fitted = fit_noncentred(path.target, x, path.evaluate(x, 1.0, True).gradient)
+    if fitted is None:
         return None
-    change = find_noncentring(x, path.evaluate(x, 1.0, True).gradient)
-    if change is None:
-        return None
-    z = change.to_z(x)
-    try:
-        gaussian = MixtureApproximation([1.0], [z.mean(axis=0)], [np.cov(z.T)])
-    except ModelError:  # a singular covariance: there are too few points
-        return None
-    tails = with_tails(_in_z(path.target, change), gaussian, by_variance=True)
-    start = NonCentred(gaussian, change, f"non-centred draws of a run from {path.origin}")
-    return BridgePath(path.target, start, None if tails is None else start._replace(q=tails))
+    start = NonCentred(fitted.gaussian, fitted.change, f"non-centred draws of a run from {path.origin}")
+    return BridgePath(path.target, start, None if fitted.tails is None else start._replace(q=fitted.tails))
 
 
 def reasons_of_late_change(path: TemperingPath, runs: Sequence[SMCResult]) -> list[str]:
@@ -83,15 +68,3 @@ def _reached_late(path: TemperingPath, runs: Sequence[SMCResult]) -> int:
         return 0
     counts = [[stage.moves.non_centred for stage in run.stages if stage.moves is not None] or [0] for run in runs]
     return max((each[-1] for each in counts if path.approximation is not None or min(each) < each[-1]), default=0)
-
-
-def _in_z(target: BaseTarget, change: NonCentring) -> FunctionTarget:
-    """Return the target's density in the new variables."""
-
-    def density(z: Array) -> tuple[Array, Array]:
-        with np.errstate(all="ignore"):  # far out
-            given = change.given(z)
-            value, gradient = target.log_density_and_gradient(change.to_x(z, given))
-            return value + change.log_determinant(z, given), change.gradient(z, gradient, given)
-
-    return FunctionTarget(len(change.effects) + len(change.others), density)

@@ -6,11 +6,11 @@ import pytest
 import ppl_backends as pb
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
+from ppl_backends.importance.noncentred import NonCentred
 from ppl_backends.kernels.noncentring import find_noncentring
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.results.inference_data import group
 from ppl_backends.smc import outcome
-from ppl_backends.smc.bridge_sampling import NonCentred
 from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.health import Verdict
 from ppl_backends.smc.path import BridgePath
