@@ -17,7 +17,7 @@ from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
 from ppl_backends.importance.proposals import Proposal, StudentMixture, make_proposal
 from ppl_backends.importance.tails import cut_weights, is_nearer, with_tails
-from ppl_backends.kernels.noncentring import NonCentring, find_noncentring
+from ppl_backends.kernels.noncentring import AnyNonCentring, find_noncentring
 from ppl_backends.numerics.gaps import modes
 from ppl_backends.numerics.gaussian import suffice_for_covariance
 from ppl_backends.numerics.weights import effective_sample_size, normalised_weights, systematic_resampling
@@ -35,7 +35,7 @@ class NonCentred(NamedTuple):
     """The density of x if z has density ``q``."""
 
     q: Any
-    change: NonCentring
+    change: AnyNonCentring
     method: str = "non-centred"
     representation: str = "non-centred"
 
@@ -64,7 +64,7 @@ class NonCentred(NamedTuple):
 class NonCentredProposal:
     """A proposal of z as proposal of x."""
 
-    def __init__(self, inner: Proposal, change: NonCentring) -> None:
+    def __init__(self, inner: Proposal, change: AnyNonCentring) -> None:
         self._inner, self._density = inner, NonCentred(inner, change)
         self.n_uniforms, self.stratified = inner.n_uniforms, inner.stratified
         self.log_density = self._density.log_density
@@ -79,7 +79,7 @@ class FittedNonCentred(NamedTuple):
 
     gaussian: MixtureApproximation
     tails: StudentMixture | None
-    change: NonCentring
+    change: AnyNonCentring
 
     @property
     def proposal(self) -> NonCentredProposal:
@@ -106,7 +106,7 @@ def fit_noncentred(target: BaseTarget, x: Array, gradient: Array) -> FittedNonCe
     return FittedNonCentred(gaussian, tails, change)
 
 
-def _in_z(target: BaseTarget, change: NonCentring) -> FunctionTarget:
+def _in_z(target: BaseTarget, change: AnyNonCentring) -> FunctionTarget:
     """Return the target's density in the new variables."""
 
     def density(z: Array) -> tuple[Array, Array]:

@@ -27,7 +27,7 @@ from ppl_backends.errors import CheckpointError, ModelError
 from ppl_backends.files import check_writable, reason_of, write_atomically
 from ppl_backends.importance.tails import PointTails
 from ppl_backends.kernels.metric import SplitMetric
-from ppl_backends.kernels.noncentring import NonCentring
+from ppl_backends.kernels.noncentring import NestedNonCentring, NonCentring
 from ppl_backends.kernels.particle.regeneration import KeptPaths
 from ppl_backends.kernels.tuning import (
     AcceptanceTuning,
@@ -78,6 +78,7 @@ _TYPES: tuple[type, ...] = (
         PlannedMoves,
         Coordinates,
         NonCentring,
+        NestedNonCentring,
         PointTails,
         Gaussian,
         SplitMetric,

@@ -24,7 +24,7 @@ from ppl_backends.kernels.metric import (
     scales_from_points,
     without_gaps,
 )
-from ppl_backends.kernels.noncentring import NonCentring, find_noncentring, non_centred
+from ppl_backends.kernels.noncentring import AnyNonCentring, find_noncentring, non_centred
 from ppl_backends.kernels.protocol import Density, Kernel, KernelInfo, accept, log_density_ratio
 from ppl_backends.kernels.tuning import Parameters, move_once
 from ppl_backends.numerics.gaussian import Gaussian
@@ -47,7 +47,7 @@ class Coordinates:
     """
 
     metric: AnyMetric
-    change: NonCentring | None = None
+    change: AnyNonCentring | None = None
     tails: PointTails | None = None
 
     @property
@@ -104,7 +104,7 @@ def coordinates_of(particles: PathState, path: TemperingPath) -> Coordinates:
     return Coordinates(_metric(x, path, reference), change, _tails(x, change, path))
 
 
-def changed_coordinates(particles: PathState, path: TemperingPath, change: NonCentring) -> Coordinates:
+def changed_coordinates(particles: PathState, path: TemperingPath, change: AnyNonCentring) -> Coordinates:
     """Return coordinates for particles of equal weight with a given change of variables."""
     return Coordinates(_metric(change.to_z(particles.x), path), change)
 
@@ -162,17 +162,17 @@ def _chosen(drawn: Resampled, chosen: Any, path: TemperingPath, rng: np.random.G
     return path.with_gradients(path.extend(particles, drawn.stage, rng), drawn.stage, rng, len(drawn.particles.x))
 
 
-def _change(particles: PathState, path: TemperingPath) -> tuple[NonCentring | None, Any]:
+def _change(particles: PathState, path: TemperingPath) -> tuple[AnyNonCentring | None, Any]:
     """Return the change of variables, and the Gaussian near the target, which is Gaussian in the old variables only."""
     change = find_noncentring(particles.x, particles.gradient) if path.uses_gradient else None
     return change, path.reference if change is None else None
 
 
-def _changed(x: Array, change: NonCentring | None) -> Array:
+def _changed(x: Array, change: AnyNonCentring | None) -> Array:
     return x if change is None else change.to_z(x)
 
 
-def _tails(x: Array, change: NonCentring | None, path: TemperingPath) -> PointTails | None:
+def _tails(x: Array, change: AnyNonCentring | None, path: TemperingPath) -> PointTails | None:
     """Return a density with the tails of the points, if they are heavy.
 
     There is none if the path itself proposes draws of a start with tails, in many dimensions, where hardly any draw would

@@ -25,7 +25,7 @@ import numpy as np
 from scipy.special import comb
 from scipy.stats import binom
 
-from ppl_backends.kernels.noncentring import NonCentring
+from ppl_backends.kernels.noncentring import AnyNonCentring
 from ppl_backends.kernels.protocol import Kernel, KernelInfo
 from ppl_backends.smc.coordinates import Coordinates, changed_coordinates, coordinates_of
 from ppl_backends.smc.moves import DIVERGED, energy_error_of
@@ -87,7 +87,7 @@ class Moves(NamedTuple):
     path: TemperingPath
     kernel: Kernel
     scale: float
-    change: NonCentring | None = None
+    change: AnyNonCentring | None = None
 
     def density(self, points: Array, rng: np.random.Generator) -> PathState:
         """Return the posterior density and its gradients at points."""

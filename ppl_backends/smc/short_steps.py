@@ -23,7 +23,7 @@ import numpy as np
 from scipy import stats
 
 from ppl_backends.kernels.hmc import Hmc
-from ppl_backends.kernels.noncentring import NonCentring
+from ppl_backends.kernels.noncentring import AnyNonCentring
 from ppl_backends.kernels.protocol import Kernel, KernelInfo
 from ppl_backends.smc.coordinates import changed_coordinates, coordinates_of
 from ppl_backends.smc.health import Figures, in_one_mode
@@ -104,7 +104,7 @@ class Walk:
         x: Array,
         scale: float,
         rng: np.random.Generator,
-        change: NonCentring | None = None,
+        change: AnyNonCentring | None = None,
     ) -> None:
         self.path, self.kernel, self.start, self.scale, self.rng = path, kernel, x, scale, rng
         self.state = self._evaluate(x, rng)
@@ -119,10 +119,7 @@ class Walk:
     def scaling(self) -> list[int]:
         """Return the coordinates that scale others; none if a direction does."""
         change = self.coordinates.change
-        if change is None or change.axes is not None:
-            return []
-        slopes = np.abs(change.log_scale[1:]).sum(axis=1).reshape(2, -1).sum(axis=0)
-        return [int(j) for j in change.others[slopes > 0]]
+        return [] if change is None else change.scaling
 
     def _evaluate(self, points: Array, rng: np.random.Generator) -> PathState:
         return self.path.evaluate(points, 1.0, True)

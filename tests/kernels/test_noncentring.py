@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 
 from ppl_backends.kernels.hmc import Hmc
 from ppl_backends.kernels.metric import metric_from_points
-from ppl_backends.kernels.noncentring import NonCentring, find_noncentring, non_centred
+from ppl_backends.kernels.noncentring import NestedNonCentring, NonCentring, find_noncentring, non_centred
 from ppl_backends.kernels.noncentring.roots import funnel_axes
 from ppl_backends.kernels.protocol import KernelParameters
 from ppl_backends.numerics.population import Population
@@ -80,11 +80,11 @@ def draw_hierarchy(n, rng):
     return np.column_stack([mu, t, effects])
 
 
-@pytest.fixture(scope="module", params=["coordinates", "axes"])
+@pytest.fixture(scope="module", params=["coordinates", "axes", "nested"])
 def change(request):
     """Return a change with all of its terms."""
     rng = np.random.default_rng(0)
-    return NonCentring(
+    outer = NonCentring(
         effects=np.array([1, 3]),
         others=np.array([0, 2, 4]),
         centre=rng.standard_normal(3),
@@ -95,6 +95,19 @@ def change(request):
         mean=0.3 * rng.standard_normal((8, 2)),
         axes=rng.standard_normal((5, 5)) if request.param == "axes" else None,
     )
+    if request.param != "nested":
+        return outer
+    inner = NonCentring(
+        effects=np.array([2]),
+        others=np.array([0, 1, 3, 4]),
+        centre=rng.standard_normal(4),
+        spread=np.ones(4),
+        log_scale=0.3 * rng.standard_normal((9, 1)),
+        log_precision=rng.standard_normal(1),
+        products=np.empty((0, 2), int),
+        mean=0.3 * rng.standard_normal((6, 1)),
+    )
+    return NestedNonCentring(outer, inner)
 
 
 def test_there_and_back_again(change):
@@ -115,6 +128,8 @@ def test_the_determinant_and_the_gradient_are_those_of_differences(change):
     np.testing.assert_allclose(np.linalg.slogdet(jacobian)[1], change.log_determinant(z), atol=1e-6)
     slope = np.column_stack([(log_density(z + e) - log_density(z - e)) / 2e-6 for e in step])
     np.testing.assert_allclose(change.gradient(z, -change.to_x(z)), slope, atol=1e-6)
+    np.testing.assert_allclose(change.gradient_in_x(z, slope), -change.to_x(z), atol=1e-5)
+    assert sorted([*change.effects, *change.others]) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3, 5])
@@ -227,6 +242,41 @@ def test_a_covariance_whose_scale_is_explained_by_another_is_an_effect_and_no_ro
     pairs = np.stack([first, c * normals[:, :, 0] + np.exp(b) * normals[:, :, 1]], axis=2)
     x = np.hstack([a, b, c, pairs.reshape(1000, -1)])
     np.testing.assert_array_equal(find_noncentring(x, correlated(x)).effects, np.arange(2, 3 + 2 * n_pairs))
+
+
+SCHOOLS, CLASSES = 5, 4
+
+
+def nested(x):
+    """Return the gradient for the log scales t, u ~ N(0, 1), schools N(0, exp(2t)) and classes N(school, exp(2u))."""
+    t, u, means, classes = x[:, 0], x[:, 1], x[:, 2 : 2 + SCHOOLS], x[:, 2 + SCHOOLS :].reshape(len(x), SCHOOLS, -1)
+    away = (classes - means[:, :, None]) * np.exp(-2 * u)[:, None, None]
+    squares = (away * (classes - means[:, :, None])).sum(axis=(1, 2))
+    precision = np.exp(-2 * t)[:, None]
+    of_scales = [
+        -t + (precision * means**2).sum(axis=1) - SCHOOLS,
+        -u + squares - SCHOOLS * CLASSES,
+    ]
+    return np.column_stack([*of_scales, away.sum(axis=2) - precision * means, -away.reshape(len(x), -1)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_levels_of_a_nested_hierarchy_are_standardised(seed):
+    """No single change does: the means of the schools are as narrow as the classes, given these."""
+    rng = np.random.default_rng(seed)
+    t, u = rng.standard_normal((2, 2000, 1))
+    means = np.exp(t) * rng.standard_normal((2000, SCHOOLS))
+    normals = rng.standard_normal((2000, SCHOOLS, CLASSES))
+    classes = means[:, :, None] + np.exp(u)[:, :, None] * normals
+    x = np.hstack([t, u, means, classes.reshape(2000, -1)])
+    found = find_noncentring(x, nested(x))
+    assert set(found.effects) == set(range(2, 2 + SCHOOLS * (1 + CLASSES)))
+    assert found.scaling == [0, 1]
+    z = found.to_z(x)[:, 2:]
+    own = np.hstack([means / np.exp(t), normals.reshape(2000, -1)])
+    assert np.abs(z - own).mean() < 0.1
+    slopes = found.gradient(found.to_z(x), nested(x))[:, 2:]
+    assert 0.9 < (slopes**2).mean() < 1.1  # that of standard normal variables is one
 
 
 def test_a_scale_that_is_largest_in_the_middle_is_found():

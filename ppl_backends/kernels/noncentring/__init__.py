@@ -2,5 +2,6 @@
 
 from ppl_backends.kernels.noncentring.change import NonCentring, non_centred
 from ppl_backends.kernels.noncentring.fit import find_noncentring
+from ppl_backends.kernels.noncentring.nested import AnyNonCentring, NestedNonCentring
 
-__all__ = ["NonCentring", "find_noncentring", "non_centred"]
+__all__ = ["AnyNonCentring", "NestedNonCentring", "NonCentring", "find_noncentring", "non_centred"]

@@ -92,6 +92,14 @@ class NonCentring:
         dim = len(self.effects) + len(self.others)
         return np.asarray((np.eye(dim) if self.axes is None else np.linalg.inv(self.axes))[self.others])
 
+    @property
+    def scaling(self) -> list[int]:
+        """Return the coordinates that scale others; none if a direction does."""
+        if self.axes is not None:
+            return []
+        slopes = np.abs(self.log_scale[1:]).sum(axis=1).reshape(2, -1).sum(axis=0)
+        return [int(j) for j in self.others[slopes > 0]]
+
     def to_z(self, x: Array) -> Array:
         """Return points ``(n, dim)`` in the new variables."""
         z = x.copy() if self.axes is None else np.asarray(np.linalg.solve(self.axes, x.T).T)
@@ -99,20 +107,20 @@ class NonCentring:
         z[:, self.effects] = (z[:, self.effects] - self._mean(given)) / given.scales.s
         return z
 
-    def to_x(self, z: Array, given: Given | None = None) -> Array:
+    def to_x(self, z: Array, given: Any = None) -> Array:
         """Return points in the old variables."""
         given = given or self.given(z)
         y = z.copy()
         y[:, self.effects] = self._mean(given) + given.scales.s * z[:, self.effects]
         return y if self.axes is None else y @ self.axes.T
 
-    def log_determinant(self, z: Array, given: Given | None = None) -> Array:
+    def log_determinant(self, z: Array, given: Any = None) -> Array:
         """Return log |dx/dz| ``(n,)`` at points in the new variables."""
         volume = 0.0 if self.axes is None else float(np.linalg.slogdet(self.axes)[1])
         total: Array = (given or self.given(z)).scales.log_s.sum(axis=1) + volume
         return total
 
-    def gradient(self, z: Array, gradient: Array, given: Given | None = None) -> Array:
+    def gradient(self, z: Array, gradient: Array, given: Any = None) -> Array:
         """Return the gradient of the log density of z, from that of x in x."""
         u, scales, h = given or self.given(z)
         found = gradient.copy() if self.axes is None else gradient @ self.axes
@@ -190,10 +198,10 @@ class NonCentredPoints(Population):
         return density
 
 
-def non_centred(change: NonCentring, population: Any, density: Density[Any]) -> tuple[NonCentredPoints, Density[Any]]:
+def non_centred(change: Any, population: Any, density: Density[Any]) -> tuple[NonCentredPoints, Density[Any]]:
     """Return a population and its density in the new variables, for a kernel to move."""
 
-    def points(z: Array, here: Any, given: Given) -> NonCentredPoints:
+    def points(z: Array, here: Any, given: Any) -> NonCentredPoints:
         slope = change.gradient(z, here.gradient, given)
         # Trajectories are reversible for any force that depends only on the position
         slope = np.where(np.isfinite(slope), slope, 0.0)

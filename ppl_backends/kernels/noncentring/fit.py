@@ -3,7 +3,8 @@
 Roots are found first (:mod:`~ppl_backends.kernels.noncentring.roots`). Then the precisions are fitted by the
 likelihood of the slopes ∂ⱼ log π, as N(0, τⱼ⁻² + Pⱼ), and the means by least squares with these weights. The mean of a
 hierarchy is as narrow as its effects are, given them. So if coordinates spread together after the change, the one that
-the others are closest to is not changed.
+the others are closest to is not changed. Nor are several means of a nested hierarchy, which a second change standardises
+(:mod:`~ppl_backends.kernels.noncentring.nested`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from ppl_backends.kernels.noncentring.change import RANGE, NonCentring, Scales, features, scales_of, size
+from ppl_backends.kernels.noncentring.nested import AnyNonCentring, NestedNonCentring, means_among
 from ppl_backends.kernels.noncentring.roots import (
     CLEARLY,
     LARGEST_SLOPE,
@@ -51,7 +52,7 @@ _NO_DATA = -1000.0  # log P where P is zero
 _CLEARLY_LIKELIER = 5.0  # nats
 
 
-def find_noncentring(x: Array, gradient: Array) -> NonCentring | None:
+def find_noncentring(x: Array, gradient: Array) -> AnyNonCentring | None:
     """Return the change of variables, from points ``(n, dim)`` and gradients of a log density; None if none helps."""
     inside = np.isfinite(gradient).all(axis=1) & np.isfinite(x).all(axis=1)
     x, gradient = x[inside], gradient[inside]
@@ -67,29 +68,45 @@ def find_noncentring(x: Array, gradient: Array) -> NonCentring | None:
     return change
 
 
-def _find(x: Array, gradient: Array) -> NonCentring | None:
+def _find(x: Array, gradient: Array, among: Index | None = None) -> AnyNonCentring | None:
     """Find the change that makes the density clearly nearer to a Gaussian than simpler ones do; return None if none does.
 
     Scales along other axes are looked for only if at least half of the coordinates that ask for a root still do so with
-    the best change along the coordinates.
+    the best change along the coordinates. With ``among``, only these coordinates are changed, not along other axes.
     """
     step = max(1, len(x) // _POINTS)
     some, slope = x[::step], gradient[::step]  # to choose with
     nonlinear = _nonlinear(some, slope)
-    best = _nearest(_along_coordinates(some, slope, nonlinear), some, slope, _Nearest(nonlinear))
-    if 2 * _asking(best.nonlinear).size >= _asking(nonlinear).size:
-        best = _nearest(_along_axes(some, slope), some, slope, best)
-    if best.candidate is None:
+    best = _Nearest(nonlinear)
+    if among is None:
+        best = _nearest(_along_coordinates(some, slope, nonlinear), some, slope, best)
+        if 2 * _asking(best.nonlinear).size >= _asking(nonlinear).size:
+            best = _nearest(_along_axes(some, slope), some, slope, best)
+    else:
+        asking = np.where(np.isin(np.arange(x.shape[1]), among), nonlinear, 0.0)
+        best = _nearest(_along_roots(None, asking, some, slope), some, slope, best)
+    if best.candidate is None or best.change is None:
         return None
-    return best.change if step == 1 else _fit(x, gradient, best.candidate.roots, best.candidate.axes)
+    change = best.change if step == 1 else _fit(x, gradient, best.candidate.roots, best.candidate.axes)
+    return _with_means(change, best.candidate.means, x, gradient)
+
+
+def _with_means(change: NonCentring, means: Index, x: Array, gradient: Array) -> AnyNonCentring:
+    """Return the change of effects, followed by that of the ``means`` that they vary around, if one helps."""
+    if not len(means):
+        return change
+    z = change.to_z(x)
+    inner = _find(z, change.gradient(z, gradient), means) if np.isfinite(z).all() else None
+    return change if inner is None else NestedNonCentring(change, inner)
 
 
 class _Candidate(NamedTuple):
-    """Roots among coordinates along axes, and the precisions if they are fitted already."""
+    """Roots among coordinates along axes, the precisions if they are fitted already, and means that effects vary around."""
 
     roots: Roots
     axes: Array | None
     precisions: tuple[Array, Array] | None = None
+    means: Index = np.empty(0, int)
 
 
 class _Nearest(NamedTuple):
@@ -103,7 +120,7 @@ class _Nearest(NamedTuple):
 def _nearest(candidates: Iterator[_Candidate], x: Array, gradient: Array, best: _Nearest) -> _Nearest:
     """Return ``best``, or a candidate that is clearly nearer; none is tried once no coordinate asks for a root."""
     while _asking(best.nonlinear).size and (candidate := next(candidates, None)) is not None:
-        change = _fit(x, gradient, *candidate)
+        change = _fit(x, gradient, candidate.roots, candidate.axes, candidate.precisions)
         z = change.to_z(x)
         if np.isfinite(z).all():
             left = _nonlinear(z, change.gradient(z, gradient))
@@ -140,15 +157,23 @@ def _asking(nonlinear: Array) -> Index:
 
 def _along(axes: Array | None, roots: Roots, nonlinear: Array, x: Array, gradient: Array) -> Iterator[_Candidate]:
     """Yield roots among coordinates along axes, without and with those of curves; nothing if there are no effects."""
-    n_found = len(roots.effects)
-    roots, precisions, closest = _without_level(roots, x, gradient)
+    found, n_found = roots, len(roots.effects)
+    roots, precisions, closest, means = _without_level(roots, x, gradient)
     if len(roots.effects):
-        yield _Candidate(roots, axes, precisions)
+        yield _Candidate(roots, axes, precisions, _left_out(found, roots, axes))
     if axes is None and 2 < len(roots.effects) == n_found:  # a level where few points are in the neck
         yield _Candidate(roots.without(closest), axes)
+    around = found.without(list(means))
+    if axes is None and 1 < len(around.effects) < n_found and not np.array_equal(around.effects, roots.effects):
+        yield _Candidate(around, axes, None, _left_out(found, around, axes))
     curved = with_curves(roots, x, gradient, _asking(nonlinear))
     if len(curved.effects) > len(roots.effects):
         yield _Candidate(curved, axes)
+
+
+def _left_out(found: Roots, kept: Roots, axes: Array | None) -> Index:
+    """Return the effects that were not kept, because others vary around them; none along other axes."""
+    return np.setdiff1d(found.effects, kept.effects) if axes is None else np.empty(0, int)
 
 
 def _turned(x: Array, gradient: Array, axes: Array) -> tuple[Array, Array]:
@@ -211,11 +236,15 @@ def _products(roots: Index, n_others: int, size: int, n: int) -> Index:
 
 
 class _Level(NamedTuple):
-    """Roots without levels, precisions (None if not fitted), and the effect that the others are closest to."""
+    """Roots without levels, precisions (None if not fitted), and the effect that the others are closest to.
+
+    ``means`` are those of the effects found at first that others vary around, by the correlations of their slopes.
+    """
 
     roots: Roots
     precisions: tuple[Array, Array] | None = None
     closest: int = 0
+    means: tuple[int, ...] = ()
 
 
 def _without_level(found: Roots, x: Array, gradient: Array) -> _Level:
@@ -226,10 +255,12 @@ def _without_level(found: Roots, x: Array, gradient: Array) -> _Level:
     """
     roots = np.flatnonzero(found.slopes[0].any(axis=1))
     standard, _ = standardised(x[:, roots])
+    means: tuple[int, ...] | None = None
     for _ in range(_MOST_LEVELS + 1):
         if not len(found.effects):
             break
         change = _fit(x, gradient, found._replace(roots=found.roots[:0]), None, sharp=False)
+        means = _means(change, x, gradient) if means is None else means
         z = np.clip(change.to_z(x)[:, change.effects], -1e6, 1e6)
         away = np.abs(z - np.median(z, axis=0))
         spread = np.log(np.maximum(away, 0.01 * np.median(away, axis=0) + 1e-300))
@@ -237,14 +268,20 @@ def _without_level(found: Roots, x: Array, gradient: Array) -> _Level:
         # The scales grow along the slopes of their logarithms: the remainder must go the other way.
         left = slopes * np.sign(change.log_scale[1 + np.searchsorted(change.others, roots)])
         if not np.any(left < -_LARGEST_LEFT):
-            return _Level(found, (change.log_scale, change.log_precision), _closest(z))
+            return _Level(found, (change.log_scale, change.log_precision), _closest(z), means)
         found = found.without(_closest(z))
-    return _Level(found)
+    return _Level(found, means=means or ())
+
+
+def _means(change: NonCentring, x: Array, gradient: Array) -> tuple[int, ...]:
+    """Return which of the effects are means of others."""
+    slopes = gradient[:, change.effects] * change.given(x).scales.s
+    return means_among(np.clip(slopes, -LARGEST_SLOPE, LARGEST_SLOPE), CLEARLY * (copies_of(x) / len(x)) ** 0.5)
 
 
 def _closest(z: Array) -> int:
     """Return the column with the largest rank correlations with the others."""
-    ranks = np.apply_along_axis(rankdata, 0, z)
+    ranks = np.argsort(np.argsort(z, axis=0), axis=0)  # of copies any, since they are few
     return int(np.argmax((np.atleast_2d(np.corrcoef(ranks.T)) ** 2).sum(axis=0)))
 
 

@@ -49,9 +49,9 @@ class Roots(NamedTuple):
     effects: Index
     slopes: Array
 
-    def without(self, effect: int) -> Roots:
-        """Return the same roots without one of the effects."""
-        return Roots(self.roots, np.delete(self.effects, effect), np.delete(self.slopes, effect, axis=2))
+    def without(self, which: int | list[int]) -> Roots:
+        """Return the same roots without one or several of the effects."""
+        return Roots(self.roots, np.delete(self.effects, which), np.delete(self.slopes, which, axis=2))
 
 
 def no_roots(dim: int) -> Roots:
