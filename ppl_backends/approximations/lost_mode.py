@@ -57,8 +57,11 @@ def name_of(coordinate: int, names: Sequence[str]) -> str:
 
 
 def can_be_sought(target: BaseTarget) -> bool:
-    """Return whether lost modes are looked for: climbs need gradients, and Hessians of a size that can be afforded."""
-    return target.has_gradient and target.dim <= _LARGEST_DIM
+    """Return whether lost modes are looked for.
+
+    Climbs need gradients, and Hessians of a size that can be afforded. A log-concave density has no other mode.
+    """
+    return target.has_gradient and target.dim <= _LARGEST_DIM and not target.log_concave
 
 
 def log_mass_of(

@@ -74,7 +74,7 @@ def find_missed_mode(
     is called with ``rows`` of them at once. There is no search if the ``approximation`` shows that the target, which it was
     fitted to, has a single mode.
     """
-    if target.is_estimated or target.log_concave or not can_be_sought(target):
+    if target.is_estimated or not can_be_sought(target):
         return None
     is_of_target = getattr(approximation, "target", None) is target
     if is_of_target and has_one_mode(approximation):

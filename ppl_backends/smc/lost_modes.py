@@ -115,7 +115,7 @@ def find_lost_region(
 
     The arguments are those of :func:`find_lost_mode`.
     """
-    if not can_be_sought(path.target) or path.target.log_concave:
+    if not can_be_sought(path.target):
         return None
     last = np.concatenate([run.x for run in runs])
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

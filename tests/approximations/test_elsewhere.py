@@ -9,6 +9,7 @@ from scipy.stats import multivariate_normal, t
 import ppl_backends as pb
 from ppl_backends.approximations.elsewhere import is_log_concave, judge_elsewhere
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.lost_mode import can_be_sought
 from ppl_backends.approximations.mirrors import has_mirror_image
 from ppl_backends.approximations.newton import modes_above
 from ppl_backends.approximations.wide_modes import draws_outside
@@ -144,16 +145,36 @@ def test_the_bound_is_below_the_evidence_and_there_is_no_evidence():
 
 
 @pytest.mark.parametrize(
-    ("prior", "n", "known"), [(pm.Normal, 12_000, True), (pm.Cauchy, 12_000, False), (pm.Normal, 100, False)]
+    ("prior", "n", "known"), [(pm.Normal, 12_000, True), (pm.Cauchy, 12_000, False), (pm.Normal, 100, True)]
 )
-def test_a_regression_with_many_rows_is_known_to_be_log_concave(prior, n, known):
-    """Sites are log-concave, the Cauchy prior is not; factors of few rows are not looked for."""
+def test_a_regression_with_normal_priors_is_known_to_be_log_concave(prior, n, known):
+    """Sites are log-concave, the Cauchy prior is not."""
     rng = np.random.default_rng(1)
     X = rng.normal(size=(n, 2))
     with pm.Model() as model:
         beta = prior("beta", 0, 1, shape=2)
         pm.Poisson("y", pm.math.exp(X @ beta), observed=rng.poisson(np.exp(X @ [0.3, -0.2])))
     assert is_log_concave(pb.as_target(model)) == known
+    assert can_be_sought(pb.as_target(model)) != known
+
+
+def _student():
+    return pm.StudentT("y", 4, mu=pm.Normal("a", 0, 1), sigma=1.0, observed=np.arange(5.0))
+
+
+def _hierarchy():
+    return pm.Normal("y", pm.Normal("a", 0, pm.math.exp(pm.Normal("t", 0, 1)), shape=5), 1.0, observed=np.arange(5.0))
+
+
+def _bent():
+    return pm.Normal("y", pm.Normal("a", 0, 1) ** 2, 1.0, observed=np.arange(5.0))
+
+
+@pytest.mark.parametrize("build", [_student, _hierarchy, _bent])
+def test_normal_priors_alone_do_not_make_a_posterior_log_concave(build):
+    with pm.Model() as model:
+        build()
+    assert not pb.as_target(model).log_concave
 
 
 def product(shift=0.0):

@@ -14,6 +14,7 @@ from pytensor.compile.ops import as_op
 from scipy import stats
 from scipy.special import expit
 
+import ppl_backends as pb
 from ppl_backends.errors import BackendWarning, CompilationError, ModelError
 from ppl_backends.targets import PyMCTarget
 from ppl_backends.targets.power import with_power
@@ -380,12 +381,30 @@ def test_data_outside_the_support_are_named():
         pm.Exponential("waiting", rate, observed=[1.0, -1.0, 2.0])
         pm.Normal("regressed", rate * np.array([1.0, np.nan]), 1, observed=[1.0, 2.0])
     target = PyMCTarget(model)
-    with pytest.raises(ModelError, match=r"observed variable 'waiting' is -inf at element 1 \(1 of 3\)") as raised:
+    with pytest.raises(
+        ModelError,
+        match=r"observed variable 'waiting' is -inf at element 1 \(1 of 3\), where the observed value is -1.0",
+    ) as raised:
         target.initial_points(3, np.random.default_rng(0))
     assert "\n" not in str(raised.value)
     explained = target.explain(np.zeros(1))
     assert "fine" not in explained
-    assert "'regressed' is nan at element 1 (1 of 2), where a covariate may be NaN" in explained
+    assert "'regressed' is nan at element 1 (1 of 2), where a covariate may be NaN or infinite" in explained
+
+
+@pytest.mark.parametrize("fit", [pb.fit_laplace, pb.fit_ep, pb.fit_inla])
+@pytest.mark.parametrize(
+    ("where", "said"), [("y", "the observed value is inf: leave"), ("x", "a covariate may be NaN or inf")]
+)
+def test_infinite_data_are_named_by_all_fits(fit, where, said):
+    data = {"x": np.linspace(-1, 1, 20), "y": np.linspace(0, 1, 20) ** 2}
+    data[where][7] = np.inf
+    with pm.Model() as model:
+        slope, sigma = pm.Normal("slope", 0, 2), pm.HalfNormal("sigma", 1)
+        pm.Normal("y", slope * data["x"], sigma, observed=data["y"])
+    with pytest.raises(ModelError, match=rf"'y' is -?\w+ at element 7 \(1 of 20\), where {said}") as raised:
+        fit(model, progressbar=False)
+    assert "\n" not in str(raised.value)
 
 
 def test_large_constants_are_arguments_of_the_program():

@@ -180,7 +180,14 @@ def _fitted(
         return _known_improper(given, factors.prior.proper, target)
     if initial is not None:
         raise ModelError(f"{target.label}: initial= is for models without hyper-parameters, which are integrated over")
-    return integrate(factors, target, fit)
+    try:
+        mixture = integrate(factors, target, fit)
+    except ModelError:
+        _check_possible(target)
+        raise
+    if not mixture.converged:
+        _check_possible(target)
+    return mixture
 
 
 @checked(

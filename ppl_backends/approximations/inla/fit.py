@@ -137,7 +137,7 @@ def fit_inla(
     result: Any
     with ChainProgress("INLA", 1, (), enabled=progressbar) as progress:
         if described is not None:
-            result = _without_a_missed_mode(integrate(described, target), target)
+            result = _without_a_missed_mode(_integrated(described, target), target)
         else:
             q = find_mode(target, initvals, random_seed=random_seed).gaussian
             progress.update(0, 0.3)
@@ -152,6 +152,15 @@ def fit_inla(
         text = f"INLA of {target.label}: {result.trouble}{advice}"
         warnings.warn(text, ApproximationWarning, stacklevel=user_level())
     return result
+
+
+def _integrated(described: Any, target: BaseTarget) -> IntegratedLaplace:
+    """Integrate over the hyper-parameters; if no Gaussian fits and the density is zero or NaN everywhere, say why."""
+    try:
+        return integrate(described, target)
+    except ModelError:
+        target.initial_points(1, np.random.default_rng(0))
+        raise
 
 
 def _without_a_missed_mode(result: IntegratedLaplace, target: BaseTarget) -> IntegratedLaplace:

@@ -16,7 +16,7 @@ import pymc as pm
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
-from ppl_backends.errors import FactorSearchError, ModelError, PriorSamplingError
+from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.numerics.arrays import with_rows
 from ppl_backends.targets.blocks import available_cores, evaluate_in_blocks, pad_to_blocks, threads_worth_having
 from ppl_backends.targets.digest import digest
@@ -25,7 +25,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_poin
 from ppl_backends.targets.pymc.circle import circular_coordinates, spread
 from ppl_backends.targets.pymc.compile import CompiledGraph, DataArguments
 from ppl_backends.targets.pymc.data import check_lengths, checked_value, coords_and_dims, resize_dims
-from ppl_backends.targets.pymc.factors import PyMCFactors
+from ppl_backends.targets.pymc.factors import PyMCFactors, factors_or_refusal, has_normal_priors
 from ppl_backends.targets.pymc.graph import (
     DataValues,
     ancestors,
@@ -35,7 +35,6 @@ from ppl_backends.targets.pymc.graph import (
     no_c_compiler,
     observed_values,
     observed_variables,
-    one_line,
     shapes_of,
 )
 from ppl_backends.targets.pymc.inverse_cdf import PriorFromUniform
@@ -44,6 +43,7 @@ from ppl_backends.targets.pymc.observations import PyMCObservations
 from ppl_backends.targets.pymc.predictive import PyMCPredictive
 from ppl_backends.targets.pymc.prior_terms import PyMCPriorTerms
 from ppl_backends.targets.pymc.priors import PriorSampler
+from ppl_backends.targets.pymc.reasons import reason_of_potential, reason_of_variable
 from ppl_backends.targets.starts import jittered_starts
 
 ONE_SHAPE = 64  # rows of every block of a target with one compiled shape
@@ -232,21 +232,22 @@ class PyMCTarget(BaseTarget):
         self.check_indices()
         with self._lock:
             if self._factors is None:
-                try:
-                    self._factors = PyMCFactors(
-                        self.model, self._data, self._shapes, self.backend, late=self._exchangeable
-                    )
-                except ModelError as refusal:
-                    self._factors = refusal
-                except (NotImplementedError, np.linalg.LinAlgError) as missing:  # no batches, or a singular matrix
-                    self._factors = ModelError(f"no factors are known ({str(missing).partition(chr(10))[0]})")
-                except Exception as error:
-                    self._factors = FactorSearchError(
-                        f"the search for factors failed ({type(error).__name__}: {one_line(error)})"
-                    )
+                given = self.model, self._data, self._shapes, self.backend, self._exchangeable
+                self._factors = factors_or_refusal(*given)
         if isinstance(self._factors, ModelError):
             raise type(self._factors)(f"{self.label}: {self._factors}; use fit_laplace or sample_smc")
         return self._factors
+
+    @cached_property
+    def log_concave(self) -> bool:  # type: ignore[override]
+        """Return whether all priors are normal, and the other factors are known to be log-concave.
+
+        The search for factors of such models is short.
+        """
+        try:
+            return has_normal_priors(self.model) and not self.factors.hyper_names and self.factors.at().log_concave
+        except (ModelError, np.linalg.LinAlgError):
+            return False
 
     @cached_property
     def likelihood_factors(self) -> Any:
@@ -382,19 +383,15 @@ class PyMCTarget(BaseTarget):
 
     def explain(self, x: Array) -> str:
         terms = dict(zip(self._compiled.terms, self._call("terms", as_points(x, self.dim)), strict=True))
-        lines = []
         potentials = {potential.name for potential in self.model.potentials}
-        for name, term in terms.items():
-            wrong = np.flatnonzero(~np.isfinite(np.ravel(term)))
-            if wrong.size and name in potentials:
-                value = np.ravel(term)[wrong[0]]
-                hint = ": write a constraint into the prior, as by pm.Truncated" if value == -np.inf else ""
-                lines.append(f"the Potential '{name}' is {value}{hint}")
-            elif wrong.size:
-                kind, value = "observed " * (name in self._compiled.observed), np.ravel(term)[wrong[0]]
-                hint = ", where a covariate may be NaN" if np.isnan(value) else ""
-                where = f" at element {wrong[0]} ({wrong.size} of {term.size}){hint}" if term.size > 1 else ""
-                lines.append(f"the log density of {kind}variable '{name}' is {value}{where}")
+        observed = {name: self.observed_data.get(name, np.empty(0)) for name in self._compiled.observed}
+        lines = [
+            reason_of_potential(name, term)
+            if name in potentials
+            else reason_of_variable(name, term, observed.get(name))
+            for name, term in terms.items()
+        ]
+        lines = [line for line in lines if line]
         return "; ".join(lines) if lines else "all terms of the log density are finite"
 
     # -- data ------------------------------------------------------------------------------------------------------
@@ -450,7 +447,7 @@ class PyMCTarget(BaseTarget):
     def with_observations(self, values: DataValues, named: Mapping[str, Any]) -> PyMCTarget:
         """Return the same target with other ``values`` of shared variables, which are data ``named`` so; factors are kept."""
         other = object.__new__(type(self))
-        left_out = "likelihood_factors", "predictive"
+        left_out = "likelihood_factors", "log_concave", "predictive"
         kept = {name: value for name, value in self.__dict__.items() if name not in left_out}
         other.__dict__.update(kept)
         other._data = {**self._data, **{v: np.asarray(value, dtype=v.dtype) for v, value in values.items()}}

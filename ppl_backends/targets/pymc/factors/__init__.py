@@ -9,6 +9,11 @@
 ==============  =======================================================================================
 """
 
-from ppl_backends.targets.pymc.factors.find import PyMCFactors, declare_rectangles
+from ppl_backends.targets.pymc.factors.find import (
+    PyMCFactors,
+    declare_rectangles,
+    factors_or_refusal,
+    has_normal_priors,
+)
 
-__all__ = ["PyMCFactors", "declare_rectangles"]
+__all__ = ["PyMCFactors", "declare_rectangles", "factors_or_refusal", "has_normal_priors"]

@@ -11,11 +11,13 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from pymc.distributions.continuous import FlatRV
 from pytensor.graph.basic import Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
+from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import FactorSearchError, ModelError
 from ppl_backends.targets.factors import Factors, FunctionSites, GaussianPrior, Normal
 from ppl_backends.targets.factors.factorisation import stacked_design
 from ppl_backends.targets.factors.finder import ConditionalFactors, GaussianPart, SiteGroup, assemble, complete_gaussian
@@ -29,7 +31,7 @@ from ppl_backends.targets.pymc.factors.graph import RAW_MODE, PointFunction, Ter
 from ppl_backends.targets.pymc.factors.mixtures import normal_mixture
 from ppl_backends.targets.pymc.factors.structure import MAX_HYPER, Structure, find_structure
 from ppl_backends.targets.pymc.factors.terms import Geometry, SiteTerm
-from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names, io_toposort, no_c_compiler
+from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names, io_toposort, no_c_compiler, one_line
 
 PROOF_POINTS, FEW_PROOF_POINTS = 12, 4  # at each scale; few if there are many sites to show a fault
 MANY_SITES = 10_000
@@ -180,6 +182,25 @@ class PyMCFactors(ConditionalFactors):
                     if self._recognised(term, x, geometry) is None:
                         error = max(error, term_error(term, two, rng, 1))
                 _refuse_if(error, term.term.name)
+
+
+def factors_or_refusal(
+    model: pm.Model, data: DataValues, shapes: ModelShapes, backend: str, late: Sequence[Variable]
+) -> PyMCFactors | ModelError:
+    """Return the factors of a model, or the error that says why none are known."""
+    try:
+        return PyMCFactors(model, data, shapes, backend, late=late)
+    except ModelError as refusal:
+        return refusal
+    except (NotImplementedError, np.linalg.LinAlgError) as missing:  # no batches, or a singular matrix
+        return ModelError(f"no factors are known ({str(missing).partition(chr(10))[0]})")
+    except Exception as error:
+        return FactorSearchError(f"the search for factors failed ({type(error).__name__}: {one_line(error)})")
+
+
+def has_normal_priors(model: pm.Model) -> bool:
+    """Return whether every free variable is normal or flat; its parameters may depend on other variables."""
+    return all(isinstance(rv.owner.op, (NormalRV, MvNormalRV, FlatRV)) for rv in model.free_RVs)
 
 
 _RECTANGLES: list[type[Op]] = []

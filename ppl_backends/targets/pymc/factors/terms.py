@@ -7,7 +7,7 @@ propagates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -219,6 +219,7 @@ def _row_distances(left: Any, right: Any, slope: Array) -> Array:
 
 PERTURBATIONS = (np.nan, 0.7, -3.0, 11.0)
 MAX_ONE_BY_ONE = 3000  # cut elements that are perturbed one at a time
+MAX_PERTURBED = 1_000_000  # numbers of all settings of one call
 
 Indices = NDArray[np.intp]
 
@@ -239,13 +240,12 @@ class Grouping(NamedTuple):
 
 def group(evaluate: Callable[[list[Array]], Array], cut: Sequence[Array], rng: np.random.Generator) -> Grouping | None:
     """Return sites of one term; None if it has no elements, or if it is too large to find what each of them reads."""
-    pairs, first, n = [], 0, evaluate([value[None] for value in cut]).shape[1]
-    for k, value in enumerate(cut):
-        reads = _reads(evaluate, cut, k, rng)
-        if reads is None:
-            return None
-        pairs.append((reads[0], first + reads[1]))
-        first += value.size
+    base = evaluate([value[None] for value in cut])
+    reads = _reads(evaluate, cut, base, rng)
+    if reads is None:
+        return None
+    n, starts = base.shape[1], np.cumsum([0, *(value.size for value in cut)])
+    pairs, first = [(term, start + element) for (term, element), start in zip(reads, starts, strict=False)], starts[-1]
     if not n + first:
         return None
     term, element = (np.concatenate(part) for part in zip(*pairs, strict=True))
@@ -258,49 +258,89 @@ def group(evaluate: Callable[[list[Array]], Array], cut: Sequence[Array], rng: n
 
 
 def _reads(
-    evaluate: Callable[[list[Array]], Array], cut: Sequence[Array], which: int, rng: np.random.Generator
-) -> tuple[Indices, Indices] | None:
-    """Return pairs (element of the term, element of cut quantity ``which``) such that the first reads the second."""
-    size, shape = cut[which].size, cut[which].shape
-    elements = np.arange(size)
-    codings = [elements]  # a number for every element; elements of one number are perturbed together
-    if len(shape) > 1:
-        codings.append(np.repeat(np.arange(shape[0]), size // shape[0]))
-    for code in codings:
-        bits = max(1, int(code.max(initial=0)).bit_length())
-        ones = [(code >> b) & 1 == 1 for b in range(bits)]
-        changed = _changed(evaluate, cut, which, [np.ones(size, bool), *ones, *[~one for one in ones]], rng)
-        one, zero = changed[1 : bits + 1], changed[bits + 1 :]
-        if not np.any(one & zero):  # every element of the term reads elements of one number only
-            number = (one * (1 << np.arange(bits))[:, None]).sum(axis=0)
-            readers = np.flatnonzero(changed[0])
-            if len(code) == len(np.unique(code)):
-                return readers, number[readers]
-            block = size // shape[0]
-            members = number[readers][:, None] * block + np.arange(block)
-            return np.repeat(readers, block), members.ravel()
-    if size > MAX_ONE_BY_ONE:
+    evaluate: Callable[[list[Array]], Array], cut: Sequence[Array], base: Array, rng: np.random.Generator
+) -> list[tuple[Indices, Indices]] | None:
+    """Return for every quantity of the cut pairs (element of the term, element of the quantity) that it reads.
+
+    ``base`` ``(1, n)`` are the elements of the term at the values of the cut.
+    """
+    found: list[Any] = [None] * len(cut)
+    for code_of in (_one_each, _by_first_axis):
+        codes = {k: code for k in range(len(cut)) if found[k] is None and (code := code_of(cut[k])) is not None}
+        changed = _changed(evaluate, cut, base, {k: _masks(code) for k, code in codes.items()}, rng)
+        for k, code in codes.items():
+            found[k] = _decoded(changed[k], code, cut[k].size)
+    left = [k for k in range(len(cut)) if found[k] is None]
+    if any(cut[k].size > MAX_ONE_BY_ONE for k in left):
         return None
-    changed = _changed(evaluate, cut, which, list(np.eye(size, dtype=bool)), rng)
-    element, term = np.nonzero(changed)
-    return term, element
+    for k in left:
+        [changed_by_each] = _changed(evaluate, cut, base, {k: np.eye(cut[k].size, dtype=bool)}, rng).values()
+        element, term = np.nonzero(changed_by_each)
+        found[k] = term, element
+    return found
+
+
+def _one_each(value: Array) -> Indices:
+    """Return a number for every element of a quantity; elements of one number are perturbed together."""
+    return np.arange(value.size)
+
+
+def _by_first_axis(value: Array) -> Indices | None:
+    """Return one number for all elements that share their first index; None if there is no other index."""
+    return np.repeat(np.arange(value.shape[0]), value.size // value.shape[0]) if value.ndim > 1 else None
+
+
+def _masks(code: Indices) -> NDArray[np.bool_]:
+    """Return all elements, those whose number has each bit, and those whose number has not."""
+    ones = (code >> np.arange(_bits(code))[:, None]) & 1 == 1
+    return np.concatenate([np.ones((1, len(code)), dtype=bool), ones, ~ones])
+
+
+def _bits(code: Indices) -> int:
+    return max(1, int(code.max(initial=0)).bit_length())
+
+
+def _decoded(changed: NDArray[np.bool_], code: Indices, size: int) -> tuple[Indices, Indices] | None:
+    """Return pairs from the changes under :func:`_masks`; None if an element of the term reads several numbers."""
+    bits = _bits(code)
+    one, zero = changed[1 : bits + 1], changed[bits + 1 :]
+    if np.any(one & zero):
+        return None
+    number = (one * (1 << np.arange(bits))[:, None]).sum(axis=0)
+    readers = np.flatnonzero(changed[0])
+    block = size // (int(code.max(initial=0)) + 1)
+    members = number[readers][:, None] * block + np.arange(block)
+    return np.repeat(readers, block), members.ravel()
 
 
 def _changed(
     evaluate: Callable[[list[Array]], Array],
     cut: Sequence[Array],
-    which: int,
-    masks: Sequence[NDArray[np.bool_]],
+    base: Array,
+    masks: Mapping[int, NDArray[np.bool_]],
     rng: np.random.Generator,
-) -> NDArray[np.bool_]:
-    """Return the elements of the term that change with the masked elements of one quantity ``(len(masks), n)``."""
-    base = evaluate([value[None] for value in cut])
-    changed = np.zeros((len(masks), base.shape[1]), dtype=bool)
-    stacked = np.stack(masks).reshape(len(masks), *cut[which].shape)
-    for shift in PERTURBATIONS:
-        settings = [np.broadcast_to(value, (len(masks), *value.shape)) for value in cut]
-        moved = cut[which] + shift * (1 + 0.1 * rng.random(cut[which].shape))
-        settings[which] = np.where(stacked, moved, cut[which])
-        value = evaluate(settings)
-        changed |= ~((value == base) | (np.isnan(value) & np.isnan(base)))
+) -> dict[int, NDArray[np.bool_]]:
+    """Return the elements of the term that change with the masked elements of each quantity ``(n_masks, n)``.
+
+    An evaluation of a long graph costs the same for one setting as for hundreds, so quantities are perturbed in one call.
+    """
+    size = base.shape[1] + sum(value.size for value in cut)
+    most = max(1, MAX_PERTURBED // max(1, size))
+    rows_before = np.cumsum([0, *(len(mask) for mask in masks.values())])[:-1]
+    calls: dict[int, list[int]] = {}
+    for k, before in zip(masks, rows_before, strict=True):
+        calls.setdefault(int(before) // most, []).append(k)
+    changed: dict[int, NDArray[np.bool_]] = {}
+    for together in calls.values():
+        edges = np.cumsum([0, *(len(masks[k]) for k in together)])
+        found = np.zeros((edges[-1], base.shape[1]), dtype=bool)
+        for shift in PERTURBATIONS:
+            settings = [np.broadcast_to(value, (edges[-1], *value.shape)) for value in cut]
+            for k, start, end in zip(together, edges, edges[1:], strict=False):
+                moved = cut[k] + shift * (1 + 0.1 * rng.random(cut[k].shape))
+                settings[k] = settings[k].copy()
+                settings[k][start:end] = np.where(masks[k].reshape(-1, *cut[k].shape), moved, cut[k])
+            value = evaluate(settings)
+            found |= ~((value == base) | (np.isnan(value) & np.isnan(base)))
+        changed |= {k: found[start:end] for k, start, end in zip(together, edges, edges[1:], strict=False)}
     return changed
