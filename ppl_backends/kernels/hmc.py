@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ppl_backends.kernels.metric import AnyMetric
 from ppl_backends.kernels.protocol import (
@@ -44,6 +45,8 @@ from ppl_backends.targets.protocol import Array, Index
 LEAPFROG = 0.5  # κ₀
 PAIRS = 2 * 0.21178
 SHORTEST, LONGEST = 0.7, 1.3  # trajectories, as shares of their mean length
+# Change of the log density in a step, and its ratio to that by the slopes, above which the step crosses a jump.
+JUMP, STEEPER = 1e4, 10.0
 
 
 class Trajectory(NamedTuple):
@@ -173,17 +176,31 @@ class Hmc(Kernel):
         return moved, info._replace(acceptance=info.acceptance * (1.0 - end.turned / steps))
 
 
+def across_jump(before: Any, after: Any, move: Array, metric: AnyMetric) -> NDArray[np.bool_]:
+    """Return which steps ``move`` ``(n, dim)``, in whitened coordinates, cross a jump of the log density.
+
+    It changes by far more than slopes at both ends allow, as where a constraint is written as a large negative number. Both
+    directions of a step give the same result.
+    """
+    change = np.abs(after.log_density - before.log_density)
+    crossed: NDArray[np.bool_] = change > JUMP
+    if crossed.any():
+        slopes = [np.sqrt(squares(metric.whiten_gradient(state.gradient))) for state in (before, after)]
+        crossed &= change > STEEPER * np.sqrt(squares(move)) * np.maximum(*slopes)
+    return crossed
+
+
 def leap(rng: Any, flight: Flight, density: Any, metric: AnyMetric, share: Any) -> Flight:
     """Make one step of all points, with that share of the force after it.
 
-    A step that would leave the support is not made, and the momentum is reversed instead (the guided walk of Gustafson
-    1998). The map (y, p) ↦ (y + hp, p) if the end is inside and (y, −p) otherwise is a bijection that preserves
+    A step that would leave the support, or cross a jump, is not made, and the momentum is reversed instead (the guided walk
+    of Gustafson 1998). The map (y, p) ↦ (y + hp, p) if the end is inside and (y, −p) otherwise is a bijection that preserves
     volume, and reversing p inverts it, as for the plain step.
     """
     h, p, turned = flight.h, flight.p, flight.turned
     move = h * p
     here = flight.here.renewed(density(flight.here.x + metric.colour(move), rng))
-    outside = here.log_density == -np.inf
+    outside = (here.log_density == -np.inf) | across_jump(flight.here, here, move, metric)
     if outside.any():
         here, turned, p = here.where(outside, flight.here), turned + outside, p.copy()
         move[outside], p[outside] = 0.0, -p[outside]

@@ -8,7 +8,7 @@ from scipy import stats
 
 from ppl_backends.errors import ModelError
 from ppl_backends.kernels.cycle import Cycle
-from ppl_backends.kernels.hmc import LEAPFROG, PAIRS, Hmc, Trajectory, kick
+from ppl_backends.kernels.hmc import LEAPFROG, PAIRS, Hmc, Trajectory, across_jump, kick
 from ppl_backends.kernels.independent import Independent
 from ppl_backends.kernels.metric import SplitMetric, cross_fitted_metric, metric_from_points, scales_from_points
 from ppl_backends.kernels.protocol import KernelParameters, accept, balanced_normals, block_of
@@ -60,20 +60,43 @@ class Boxed(Normal):
     )
 
 
-def p_values_in_a_box(kernel, n=40_000, steps=3):
+class Walled(Boxed):
+    """The same with a large negative number outside, as users write constraints into a Potential."""
+
+    log_density = property(lambda self: np.maximum(Boxed(self.x).log_density, -1e10))
+
+
+def p_values_in_a_box(kernel, n=40_000, steps=3, kind=Boxed):
     """KS p-values per coordinate after a few trajectories from exact draws, and the share of points that moved."""
     rng = np.random.default_rng(3)
     exact = stats.truncnorm(Boxed.low, Boxed.high)
-    start = state = Boxed(exact.rvs((n, 2), random_state=rng))
+    start = state = kind(exact.rvs((n, 2), random_state=rng))
     for _ in range(steps):
-        state, _ = kernel.step(rng, state, at(Boxed), KernelParameters(METRIC, 0.9))
+        state, _ = kernel.step(rng, state, at(kind), KernelParameters(METRIC, 0.9))
     return [stats.kstest(state.x[:, j], exact.cdf).pvalue for j in range(2)], (state.x != start.x).any(axis=1).mean()
 
 
-def test_trajectories_that_turn_round_at_the_edge_leave_target_invariant():
-    p, moved = p_values_in_a_box(Hmc())
+@pytest.mark.parametrize("kind", [Boxed, Walled])
+def test_trajectories_that_turn_round_at_the_edge_leave_target_invariant(kind):
+    p, moved = p_values_in_a_box(Hmc(), kind=kind)
     assert min(p) > LEVEL
     assert moved > 0.9
+
+
+@pytest.mark.parametrize("kind", [Points, Normal])
+def test_a_step_far_up_or_down_a_slope_crosses_no_jump(kind):
+    """Energy errors of trajectories that diverge stay visible."""
+    rng = np.random.default_rng(1)
+    move = 10.0 ** rng.uniform(-2, 3, (5000, 1)) * rng.standard_normal((5000, 2))
+    x = METRIC.sample(5000, rng)
+    before, after = kind(x), kind(np.minimum(x + METRIC.colour(move), 500.0))
+    assert (np.abs(after.log_density - before.log_density) > 1e4).sum() > 500
+    assert not across_jump(before, after, move, METRIC).any()
+    there, back = (
+        across_jump(*pair, move, METRIC) for pair in ((Walled(x), Walled(x + move)), (Walled(x + move), Walled(x)))
+    )
+    np.testing.assert_array_equal(there, back)
+    assert there.any()
 
 
 class HmcThatStopsAtTheEdge(Hmc):

@@ -93,7 +93,7 @@ def _find(x: Array, gradient: Array, among: Index | None = None) -> AnyNonCentri
 
 def _with_means(change: NonCentring, means: Index, x: Array, gradient: Array) -> AnyNonCentring:
     """Return the change of effects, followed by that of the ``means`` that they vary around, if one helps."""
-    if not len(means):
+    if len(means) < 2:  # a single one is the root of a hierarchy
         return change
     z = change.to_z(x)
     inner = _find(z, change.gradient(z, gradient), means) if np.isfinite(z).all() else None
