@@ -1,8 +1,11 @@
 """Which elements of a term each site reads, found by perturbations."""
 
 import numpy as np
+import pymc as pm
 import pytest
 
+import ppl_backends as pb
+from ppl_backends.targets.pymc.factors import find
 from ppl_backends.targets.pymc.factors.terms import group
 
 
@@ -33,3 +36,22 @@ def test_a_matrix_of_which_rows_are_read_and_a_sum_of_all():
     found = group(evaluate, [weights, np.arange(3.0)], np.random.default_rng(0))
     assert found.n_sites == 5
     np.testing.assert_array_equal(found.site_of_cut, found.site_of_term[np.repeat(np.arange(5), 3)])
+
+
+@pytest.mark.parametrize(("power", "unknown"), [(4, find.MOST_REFUSALS), (2, 0)])
+def test_a_likelihood_of_no_known_family_is_not_looked_at_again_for_every_scale(power, unknown, monkeypatch):
+    """exp(−|y − μ|⁴/s⁴) is of no family that is known; with squares it is normal, for every s."""
+    tried, original = [], find.recognise
+    monkeypatch.setattr(find, "recognise", lambda *given: tried.append(original(*given)) or tried[-1])
+    y = np.array([0.3, -0.4, 1.0])
+    with pm.Model() as model:
+        mu, s = pm.Normal("mu", 0, 1), pm.HalfNormal("s", 1)
+        pm.Potential("data", -0.5 * (pm.math.abs(y - mu) / s) ** power - pm.math.log(s))
+    factors = pb.as_target(model).factors
+    for phi in np.linspace(-1, 1, 12):
+        given = factors.at([phi])
+        theta = np.linspace(-1, 1, 5)[:, None]
+        wanted = -0.5 * theta[:, 0] ** 2 - 0.5 * np.log(2 * np.pi) - len(y) * phi
+        wanted = wanted - 0.5 * (np.abs(y - theta) ** power).sum(axis=1) * np.exp(-power * phi)
+        np.testing.assert_allclose(given.log_density(theta), wanted, rtol=1e-8)
+    assert sum(found is None for found in tried) == unknown

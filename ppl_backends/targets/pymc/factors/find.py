@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any
@@ -35,6 +36,7 @@ from ppl_backends.targets.pymc.graph import DataValues, ModelShapes, flat_names,
 
 PROOF_POINTS, FEW_PROOF_POINTS = 12, 4  # at each scale; few if there are many sites to show a fault
 MANY_SITES = 10_000
+MOST_REFUSALS = 4  # of the families, at different φ
 PROOF_SCALES = (0.3, 3.0, 30.0)
 SWAP_POINTS, SWAP_TOLERANCE = 3, 1e-6  # for factors on other data, which are compared with the whole density
 
@@ -67,12 +69,13 @@ class PyMCFactors(ConditionalFactors):
         self._constants, self._hyper_priors = _constant_functions(self._graph, self._structure)
         self._backend, self._compiled = backend, dict[int, SiteGraph]()
         self._families: dict[int, tuple[list[Array], Recognised | None]] = {}
+        self._refusals = defaultdict[int, float](float)
         self._prove(rng)
 
     def on(self, data: DataValues, log_density: Callable[[Array], Array]) -> PyMCFactors:
         """Return the same factors on other late data; compare them with the log density at random points."""
         other = copy.copy(self)
-        other._data, other._latest, other._families = data, None, {}
+        other._data, other._latest, other._families, other._refusals = data, None, {}, defaultdict(float)
         other._gaussian = self._gaussian.unknown()
         rng, d = np.random.default_rng(0), len(self.coordinates)
         factors, points = other.at(self.start), np.tile(self._point(self.start), (SWAP_POINTS, 1))
@@ -145,12 +148,21 @@ class PyMCFactors(ConditionalFactors):
         return SiteGroup(geometry.design, geometry.offset, FunctionSites(function, term.n_sites), observed)
 
     def _recognised(self, term: SiteTerm, x: Array, geometry: Geometry) -> Recognised | None:
-        """Return the known family of a term; that of the latest φ if nothing that its sites use has changed."""
+        """Return the known family of a term; that of the latest φ if nothing that its sites use has changed.
+
+        A term that was of no known family at several φ, and of one at none, is not looked at again.
+        """
+        if self._refusals[id(term)] >= MOST_REFUSALS:
+            return None
         reads = [geometry.slope, geometry.intercept, x[self._graph.coordinates(set(term.read))]]
         latest = self._families.get(id(term))
         if latest is None or not all(map(np.array_equal, latest[0], reads)):
             latest = reads, _recognise(term, x, geometry)
             self._families[id(term)] = latest
+            if latest[1] is None:
+                self._refusals[id(term)] += 1
+            else:
+                self._refusals[id(term)] = -np.inf  # some φ may hide the family
         return latest[1]
 
     def _prove(self, rng: np.random.Generator) -> None:
