@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ppl_backends.numerics.gaps import modes
+from ppl_backends.numerics.gaps import modes_along_axes
 from ppl_backends.numerics.gaussian import Gaussian
 from ppl_backends.numerics.robust import median_and_width
 from ppl_backends.targets.blocks import threads_worth_having
@@ -164,7 +164,7 @@ def without_gaps(x: Array) -> Array:
     Their covariance is that within modes. The distance of the modes would make the steps of a trajectory too long for
     each of them.
     """
-    labels = modes(x)
+    labels = modes_along_axes(x)
     if not labels.any():
         return x
     means = np.stack([x[labels == label].mean(axis=0) for label in range(labels.max() + 1)])

@@ -14,21 +14,20 @@ so that every mode has its share sₖ.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from ppl_backends.numerics.gaps import modes
+from ppl_backends.numerics.gaps import modes_along_axes
 from ppl_backends.numerics.gaussian import Gaussian, suffice_for_covariance
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
-from ppl_backends.smc.evidence import EvidenceEstimate
+from ppl_backends.smc.evidence import Columns, EvidenceEstimate, variance_of_means
 from ppl_backends.targets.protocol import Array, Index
 
-_AXES = 3  # principal ones, along which modes are looked for as well
-_FEWEST = 50  # particles of a run in a mode
+_SMALLEST_SHARE = 0.02  # of the particles of all runs in a mode; a smaller one stays in the region of another
+_FEWEST, _LEAST = 50, 10  # particles of a run in a mode for a bridge, and those that can be resampled
 _PRECISE = 0.05  # standard error of a mode's log evidence; of shares it leaves one of 0.018 at most
 
 
@@ -36,11 +35,13 @@ _PRECISE = 0.05  # standard error of a mode's log evidence; of shares it leaves 
 class ModeEvidences:
     """The sum of the modes' evidences, their ``shares`` ``(modes,)`` in it, and which mode each point is in.
 
-    ``labels`` has an array ``(n,)`` for every sample.
+    ``errors`` ``(modes,)`` are standard errors of the modes' log evidences, which are independent. ``labels`` has an array
+    ``(n,)`` for every sample.
     """
 
     evidence: EvidenceEstimate
     shares: Array
+    errors: Array
     labels: Sequence[Index]
 
     def resampled(self, sample: int, rng: np.random.Generator) -> Index:
@@ -50,6 +51,27 @@ class ModeEvidences:
         by_mode = np.argsort(labels, kind="stable")  # so that the number in each mode is right but for rounding
         return np.sort(by_mode[systematic_resampling(weights[by_mode], len(labels), rng)])
 
+    def take(self, rows: Sequence[Index]) -> ModeEvidences:
+        """Return the same for other points, chosen by ``rows`` of every sample."""
+        return replace(self, labels=[own[chosen] for own, chosen in zip(self.labels, rows, strict=True)])
+
+    def variance_of_means(self, samples: Columns) -> Array:
+        """Return the variance of means of columns over all samples, in which modes have their shares.
+
+        Lineages are independent within a mode. They do not decide its share, whose error is that of the bridges.
+        """
+        values, labels = np.concatenate([value for value, _ in samples]), np.concatenate(self.labels)
+        means = np.zeros((len(self.shares), values.shape[1]))
+        for mode in np.unique(labels):  # those with a share of no whole particle are left out
+            means[mode] = values[labels == mode].mean(axis=0)
+        within = [
+            (value - means[own], len(self.shares) * ancestor + own)
+            for (value, ancestor), own in zip(samples, self.labels, strict=True)
+        ]
+        weights = (self.shares * self.errors)[:, None]
+        between: Array = ((weights * (means - self.shares @ means)) ** 2).sum(axis=0)
+        return variance_of_means(within) + between
+
 
 def evidences_by_mode(
     samples: Sequence[Sample], log_density: Callable[[Array], Array], rng: np.random.Generator, batches: int = 1
@@ -57,19 +79,26 @@ def evidences_by_mode(
     """Return the evidence of every separated mode of equally weighted points of a density.
 
     None for a single mode, for one with too few points of a sample or for a covariance, and for one whose bridge is not
-    precise. ``batches`` are those of all bridges of a sample.
+    precise. Samples with few points in a mode have no part in its bridge. ``batches`` are those of all bridges of a sample.
     """
     x = np.concatenate([sample.x for sample in samples])
-    found = modes_along_axes(x)
+    found = modes_along_axes(x, _SMALLEST_SHARE)
     if not found.any() or not suffice_for_covariance(np.bincount(found).min(), x.shape[1]):
         return None
     gaussians = [_gaussian(x[found == label]) for label in range(found.max() + 1)]
     labels = [_region(sample.x, gaussians) for sample in samples]
-    if min(np.bincount(each, minlength=len(gaussians)).min() for each in labels) < _FEWEST:
+    held = np.stack([np.bincount(each, minlength=len(gaussians)) for each in labels])
+    if held.min() < _LEAST:
         return None
     estimates = []
     for mode in range(len(gaussians)):
-        own = [sample.rows(each == mode) for sample, each in zip(samples, labels, strict=True)]
+        own = [
+            sample.rows(each == mode)
+            for sample, each, n in zip(samples, labels, held[:, mode], strict=True)
+            if n >= _FEWEST
+        ]
+        if len(own) < min(2, len(samples)):
+            return None
         within = _within(log_density, gaussians, mode)
         estimate = bridge_evidence(own, within, rng, max(1, batches // len(gaussians)))
         if estimate is None or estimate.runs_disagree or not estimate.standard_error <= _PRECISE:
@@ -81,17 +110,10 @@ def evidences_by_mode(
     parts = (shares * errors) ** 2
     combined = float(parts.sum() ** 2 / np.maximum((parts**2 / df).sum(), 1e-300))
     evidence = EvidenceEstimate(total, float(parts.sum() ** 0.5), combined, False, float("nan"))
-    return ModeEvidences(evidence, shares, labels)
+    return ModeEvidences(evidence, shares, errors, labels)
 
 
 _FIGURES = ("log_evidence", "standard_error", "df")
-
-
-def modes_along_axes(x: Array) -> NDArray[np.intp]:
-    """Return the separated mode ``(n,)`` of every point, looked for along coordinates and along the longest axes."""
-    z = (x - x.mean(axis=0)) / np.maximum(x.std(axis=0), 1e-300)
-    _, _, axes = np.linalg.svd(z[:: max(1, len(z) // 2000)], full_matrices=False)
-    return modes(np.hstack([x, z @ axes[:_AXES].T]))
 
 
 def _gaussian(x: Array) -> Gaussian:

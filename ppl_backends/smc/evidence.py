@@ -22,7 +22,7 @@ degrees of freedom. The error of a posterior mean, and thus of the share of a mo
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,13 +31,17 @@ from scipy import sparse
 from scipy.stats import f as f_distribution
 
 from ppl_backends.numerics.bridge import degrees_of_freedom
-from ppl_backends.numerics.weights import OUTER, effective_sample_size, log_mean_exp, normalised_weights
+from ppl_backends.numerics.weights import OUTER, effective_sample_size, log_mean_exp, normalised_weights, pareto_k
 from ppl_backends.targets.protocol import Array, Index
 
 # A single-run variance counts for at most this many degrees of freedom, so that the spread between runs has influence.
 _MAX_SINGLE_RUN_DF = 10.0
 # Spread of log evidences, squared, that rounding explains.
 _ROUNDING = 1e-12
+# Pareto k of a coordinate's distance from its mean, above which it has no variance.
+_LARGEST_K_OF_VARIANCE = 0.5
+# Probability that any point is repeated so often.
+_BY_CHANCE = 0.01
 # Level of the test that the spread between runs exceeds the single-run error.
 _SPREAD_LEVEL = 0.005
 
@@ -188,34 +192,11 @@ def effective_lineages(ancestor: Index) -> float:
     return effective_sample_size(np.log(members))
 
 
-def ess_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
-    """Return the effective number of draws ``(dim,)`` of each coordinate's mean over all runs.
-
-    It uses lineages within runs and the spread between runs, because the lineages of a run that lost a mode do not show it.
-    """
-    total = np.concatenate([x for x, _ in samples]).var(axis=0)
-    ess: Array = total / _variance_of_means(samples)
-    return np.where(total > 0, ess, np.inf)
+Columns = Sequence[tuple[Array, Index]]
+"""For every run, values ``(n, k)`` of its particles, and the lineage of each."""
 
 
-def precision_of_sds(samples: Sequence[tuple[Array, Index]]) -> Array:
-    """Return (sd / standard error of the sd)² of each coordinate over all runs ``(dim,)``.
-
-    It is comparable to :func:`ess_of_means`, the same figure for a mean, but much smaller if a small mode at a
-    distance determines the sd. Coordinates are cut at their outer per cent, so that the figure exists with heavy tails
-    too.
-    """
-    pooled = np.concatenate([x for x, _ in samples])
-    low, high = np.quantile(pooled, [OUTER, 1 - OUTER], axis=0)
-    centre = np.clip(pooled, low, high).mean(axis=0)
-    squares = [((np.clip(x, low, high) - centre) ** 2, ancestor) for x, ancestor in samples]
-    variance = np.concatenate([square for square, _ in squares]).mean(axis=0)
-    # d sd / sd = d variance / (2 variance)
-    precision: Array = 4 * variance**2 / _variance_of_means(squares)
-    return np.where(variance > 0, precision, np.inf)
-
-
-def _variance_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
+def variance_of_means(samples: Columns) -> Array:
     """Return the variance ``(dim,)`` of the mean over all runs, from lineages within runs and the spread between them."""
     means, variance, df = [], [], []
     for x, ancestor in samples:
@@ -226,3 +207,52 @@ def _variance_of_means(samples: Sequence[tuple[Array, Index]]) -> Array:
     pooled, _, _ = _pooled(np.stack(means), np.stack(variance), np.stack(df))
     found: Array = np.maximum(pooled / len(samples), 1e-300)
     return found
+
+
+def ess_of_means(samples: Columns, variance: Callable[[Columns], Array] = variance_of_means) -> Array:
+    """Return the effective number of draws ``(dim,)`` of each coordinate's mean over all runs.
+
+    It uses lineages within runs and the spread between runs, because the lineages of a run that lost a mode do not show it.
+    """
+    total = np.concatenate([x for x, _ in samples]).var(axis=0)
+    ess: Array = total / variance(samples)
+    return np.where(total > 0, ess, np.inf)
+
+
+def precision_of_sds(samples: Columns, variance: Callable[[Columns], Array] = variance_of_means) -> Array:
+    """Return (sd / standard error of the sd)² of each coordinate over all runs ``(dim,)``.
+
+    It is comparable to :func:`ess_of_means`, the same figure for a mean, but much smaller if a small mode at a
+    distance determines the sd. Coordinates are cut at their outer per cent, so that the figure exists with heavy tails
+    too.
+    """
+    pooled = np.concatenate([x for x, _ in samples])
+    low, high = np.quantile(pooled, [OUTER, 1 - OUTER], axis=0)
+    centre = np.clip(pooled, low, high).mean(axis=0)
+    squares = [((np.clip(x, low, high) - centre) ** 2, ancestor) for x, ancestor in samples]
+    total = np.concatenate([square for square, _ in squares]).mean(axis=0)
+    # d sd / sd = d variance / (2 variance)
+    precision: Array = 4 * total**2 / variance(squares)
+    return np.where(total > 0, precision, np.inf)
+
+
+def precision_of_stuck_points(samples: Sequence[Array]) -> Array:
+    """Return (sd / standard error of the sd)² of each coordinate ``(dim,)`` if points that do not move were all of its error.
+
+    A chain that never moves repeats its point. If the point is far out, its copies may be a third of the variance, but
+    :func:`precision_of_sds` cuts coordinates off there. A point is stuck if it is repeated more often than rejections
+    anywhere explain. Coordinates whose tails have no variance do not count.
+    """
+    x = np.concatenate(samples)
+    is_new = np.concatenate([np.r_[True, (own[1:] != own[:-1]).any(axis=1)] for own in samples])
+    point = np.cumsum(is_new) - 1
+    times, rejected = np.bincount(point), 1.0 - is_new.mean()
+    stuck = np.flatnonzero(rejected ** (times - 1.0) * len(times) < _BY_CHANCE)
+    squares = (x - x.mean(axis=0)) ** 2
+    error = ((times[stuck, None] * squares[is_new][stuck]) ** 2).sum(axis=0) / len(x) ** 2
+    found = 4 * squares.mean(axis=0) ** 2 / np.where(error > 0, error, np.nan)
+    precision: Array = np.nan_to_num(found, nan=np.inf)
+    for column in np.flatnonzero(precision < len(x)):
+        if pareto_k(0.5 * np.log(squares[is_new, column] + 1e-300)) > _LARGEST_K_OF_VARIANCE:
+            precision[column] = np.inf
+    return precision

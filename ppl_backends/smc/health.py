@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +23,14 @@ from ppl_backends.numerics.weights import (
     tail_share,
 )
 from ppl_backends.smc.evidence import (
+    Columns,
     EvidenceEstimate,
     ess_of_means,
     evidence_of_runs,
     precision_of_sds,
+    precision_of_stuck_points,
     sums_by_lineage,
+    variance_of_means,
 )
 from ppl_backends.smc.moves import MoveSummary
 from ppl_backends.smc.necks import ShortSteps, reasons_of_neck
@@ -73,19 +76,34 @@ class Figures(NamedTuple):
     lost: LostMode | None = None
 
 
-def figures_of(runs: Sequence[SMCResult], evidence: EvidenceEstimate | None = None) -> Figures:
-    """Return the figures of runs, before any trial of shorter steps; the ``evidence`` is that of tempering by default."""
+def figures_of(
+    runs: Sequence[SMCResult],
+    evidence: EvidenceEstimate | None = None,
+    variance: Callable[[Columns], Array] = variance_of_means,
+) -> Figures:
+    """Return the figures of runs, before any trial of shorter steps; the ``evidence`` is that of tempering by default.
+
+    ``variance`` returns that of means of columns over all runs.
+    """
     samples = [(run.x, run.lineage.ancestor) for run in runs]
     k, share = tail_of_single_steps(runs)
     return Figures(
         runs,
         _evidence_of(runs, share) if evidence is None else evidence,
-        float(min(ess_of_means(samples).min(), precision_of_sds(samples).min())),
+        _effective_draws(runs, samples, variance),
         chains_apart(*zip(*samples, strict=True)),
         _disagreement_with_path_sampling(runs),
         float(np.mean([run.stages[-1].moves.divergent for run in in_one_mode(runs)] or [0.0])),
         k if heavy_tail(k, share) else 0.0,
     )
+
+
+def _effective_draws(runs: Sequence[SMCResult], samples: Columns, variance: Callable[[Columns], Array]) -> float:
+    """Return the effective number of draws of the mean or the standard deviation of the worst coordinate."""
+    found = [ess_of_means(samples, variance), precision_of_sds(samples, variance)]
+    moved = [run.x for run in runs if run.stages[-1].moves is not None]  # the others have copies by their weights
+    found += [precision_of_stuck_points(moved)] if moved else []
+    return float(min(each.min() for each in found))
 
 
 def _evidence_of(runs: Sequence[SMCResult], share: float) -> EvidenceEstimate:
@@ -377,22 +395,35 @@ def draws_are_healthy(figures: Figures, separated: bool = False) -> bool:
     If modes may be ``separated``, moves mixed within each.
     """
     runs = figures.runs
-    last = [run.stages[-1].moves for run in runs]
-    moved = [move for move in last if move is not None]
-    if len(moved) < len(runs) or any(_is_correlated(move) or (move.n_modes > 1 and not separated) for move in moved):
-        return False
-    if (
-        reasons_of_neck(figures.divergent, figures.short_steps)
-        or _few_particles(figures, in_all=True)
-        or _cut_off(runs)
-        or figures.apart
-        or figures.lost
-    ):
-        return False
-    noise = float(np.mean([move.noise for move in moved])) / len(moved) ** 0.5
-    if float(np.mean([move.correlation for move in moved])) > max(_UNCORRELATED, noise):
+    if not moves_mixed(figures, separated) or _few_particles(figures, in_all=True) or figures.apart or figures.lost:
         return False
     return separated or int(modes(np.concatenate([run.x for run in runs])).max()) == 0
+
+
+def moves_mixed(figures: Figures, separated: bool) -> bool:
+    """Return whether the last moves of every run mixed, within modes if these may be ``separated``."""
+    runs = figures.runs
+    moved = [move for move in (run.stages[-1].moves for run in runs) if move is not None]
+    if len(moved) < len(runs) or (not separated and any(move.n_modes > 1 for move in moved)):
+        return False
+    if reasons_of_neck(figures.divergent, figures.short_steps) or _cut_off(runs):
+        return False
+    within = _within_modes(moved)
+    noise = float(np.mean([move.noise for move in within])) / len(within) ** 0.5
+    correlation = float(np.mean([move.correlation for move in within]))
+    return not any(_is_correlated(move) for move in within) and correlation <= max(_UNCORRELATED, noise)
+
+
+def _within_modes(moved: Sequence[MoveSummary]) -> list[MoveSummary]:
+    """Return the moves whose correlation is that within modes.
+
+    A run with few particles in a mode does not see it, and its correlation is that between modes, which does not fall. If
+    it made as many moves as runs that saw the mode and mixed, it mixed as well.
+    """
+    most = max(move.n_modes for move in moved)
+    seeing = [move for move in moved if move.n_modes == most]
+    enough = min(move.n_moves for move in seeing)
+    return [move for move in moved if move.n_modes == most or move.n_moves < enough]
 
 
 def warn_if_distrusted(unfinished: str, reasons: Sequence[str], replaced: str = "") -> None:

@@ -26,7 +26,7 @@ from ppl_backends.errors import ModelError
 from ppl_backends.importance.outside import OutsidePoints
 from ppl_backends.kernels.protocol import Kernel, KernelInfo
 from ppl_backends.kernels.tuning import KernelTuning, Parameters, StepParameters, Uneven
-from ppl_backends.numerics.gaps import modes
+from ppl_backends.numerics.gaps import modes_along_axes
 from ppl_backends.numerics.population import concatenate
 from ppl_backends.smc.coordinates import Coordinates, coordinates_of, coordinates_of_chains, planned_coordinates
 from ppl_backends.smc.core import Moved, Resampled
@@ -41,6 +41,7 @@ DIVERGED = 20.0  # energy error of a trajectory
 _TOO_LONG, _MANY_TOO_LONG = 3.0, 0.002
 # Share of diverging trajectories above which a quarter of the step is too long as well and does not help.
 _MANY_DIVERGE = 0.002
+_SMALLEST_MODE = 0.05  # share of the particles in a mode within which correlations are measured
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ class _Walk:
         self.state = path.with_gradients(drawn.particles, drawn.stage, rng)
         self.tuning, self.density = tuning, path.density(drawn.stage)
         self.start = self.state.x
-        self.modes, self.outside = modes(self.start), OutsidePoints(self.start)
+        self.modes, self.outside = modes_along_axes(self.start, _SMALLEST_MODE), OutsidePoints(self.start)
         self.densest, self.searched = Densest(coordinates.gaussian_of(self.start)), can_be_sought(path.target)
         self.evaluated = list[tuple[Array, Array, Array]]()
         self.weights = WeightAutocorrelation(*path.ahead(self.state), self.modes)

@@ -26,10 +26,11 @@ from ppl_backends.smc.health import (
     Figures,
     Verdict,
     agrees,
-    draws_are_healthy,
     figures_of,
     is_too_coarse,
     judge,
+    may_replace,
+    moves_mixed,
     split_finished,
 )
 from ppl_backends.smc.lost_modes import find_lost_mode, find_lost_region, with_lost_mode
@@ -124,8 +125,10 @@ class Call(NamedTuple):
         found = None if settings.unbiased else _by_mode(self.path, samples, figures, rng, batches)
         if found is None:
             return figures, bridge_evidence(samples, self.path.log_density, rng, batches) if samples else None, None
-        resampled = [_resampled(run, found.resampled(k, rng)) for k, run in enumerate(figures.runs)]
-        return figures_of(resampled, figures.evidence), found.evidence, found.shares
+        parents = [found.resampled(k, rng) for k in range(len(figures.runs))]
+        resampled = [_resampled(run, chosen) for run, chosen in zip(figures.runs, parents, strict=True)]
+        variance = found.take(parents).variance_of_means
+        return figures_of(resampled, figures.evidence, variance), found.evidence, found.shares
 
     def _evaluations(self, figures: Figures) -> float:
         """Return the number of evaluations that all moves made."""
@@ -229,11 +232,18 @@ class Outcome(NamedTuple):
 def _by_mode(
     path: TemperingPath, samples: Sequence[Sample], figures: Figures, rng: np.random.Generator, batches: int
 ) -> ModeEvidences | None:
-    """Return the evidences of separated modes, if particles are healthy in each and tempering does not contradict."""
-    if not samples or not draws_are_healthy(figures, separated=True):
+    """Return the evidences of separated modes, if particles are healthy in each and tempering does not contradict.
+
+    If their evidence is below that of tempering, a mode may be lost. If it is above, a mode that grew late had too few
+    lineages.
+    """
+    if not samples or not moves_mixed(figures, separated=True):
         return None
     found = evidences_by_mode(samples, path.log_density, rng, batches)
-    return found if found is not None and agrees(figures.evidence, found.evidence) else None
+    if found is None or agrees(figures.evidence, found.evidence):
+        return found
+    above = found.evidence.log_evidence > figures.evidence.log_evidence
+    return found if above and may_replace(figures.evidence, found.evidence) else None
 
 
 def _resampled(run: SMCResult, parents: Index) -> SMCResult:

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from scipy.special import logsumexp
 
 import ppl_backends as pb
+from ppl_backends.numerics.gaps import modes_along_axes
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
-from ppl_backends.smc.by_mode import evidences_by_mode, modes_along_axes
+from ppl_backends.smc.by_mode import ModeEvidences, evidences_by_mode
+from ppl_backends.smc.evidence import EvidenceEstimate, variance_of_means
 from ppl_backends.targets import FunctionTarget
 from tests.statistics import normal_bound
 
@@ -90,3 +93,53 @@ def test_a_run_from_the_prior_has_the_shares():
     assert abs(float((posterior["x"].sum("x_dim_0") < 0).mean()) - SHARE) < 0.02
     assert abs(posterior.attrs["log_evidence"]) < normal_bound() * posterior.attrs["log_evidence_se"]
     assert sorted(np.round(posterior.attrs["mode_shares"], 1)) == [0.3, 0.7]
+
+
+@pytest.mark.slow
+def test_modes_that_grow_late_have_the_shares():
+    """The largest mode has few lineages, a run sees two of three modes, and no coordinate shows a gap."""
+    dim, shares, centres = 10, np.array([0.2, 0.3, 0.5]), (4.0, 0.0, -4.0)
+    shape = 0.64 * (0.3 + 0.7 * np.eye(dim))
+    prior = normal_of(np.ones(dim), 5.0 * np.eye(dim))
+    parts = [normal_of(np.full(dim, centre), shape) for centre in centres]
+
+    def likelihood(x):
+        values, slopes = (np.stack(each) for each in zip(*(part(x) for part in parts), strict=True))
+        values += np.log(shares)[:, None]
+        total = logsumexp(values, axis=0)
+        slope = (np.exp(values - total)[:, :, None] * slopes).sum(axis=0)
+        base, base_slope = prior(x)
+        return total - base, slope - base_slope
+
+    target = FunctionTarget(dim, likelihood, prior, lambda n, rng: 1.0 + np.sqrt(5.0) * rng.standard_normal((n, dim)))
+    posterior = pb.sample_smc(target, initial="prior", draws=1000, random_seed=14, progressbar=False).posterior
+    attrs, mean = posterior.attrs, posterior["x"].mean("x_dim_0")
+    assert attrs["log_evidence_trusted"]
+    assert abs(attrs["log_evidence"]) < normal_bound() * attrs["log_evidence_se"]
+    assert np.allclose(np.sort(attrs["mode_shares"]), shares, atol=0.02)
+    assert [float((abs(mean - centre) < 2).mean()) for centre in centres] == pytest.approx(shares, abs=0.03)
+
+
+def normal_of(mean, cov):
+    """Return a function for the log density of a normal distribution with its gradient."""
+    precision, (_, log_det) = np.linalg.inv(cov), np.linalg.slogdet(2 * np.pi * cov)
+    return lambda x: (
+        -0.5 * (((x - mean) @ precision) * (x - mean)).sum(axis=1) - 0.5 * log_det,
+        (mean - x) @ precision,
+    )
+
+
+def test_lineages_do_not_decide_means_of_modes_with_known_shares():
+    """One lineage has all of a mode; within modes particles are independent."""
+    rng, n, apart = np.random.default_rng(5), 4000, 10.0
+    label = (np.arange(n) < 0.3 * n).astype(int)
+    x, ancestor = apart * label[:, None] + rng.standard_normal((n, 1)), np.where(label == 1, 0, np.arange(n))
+    shares, errors = np.array([0.7, 0.3]), np.array([0.01, 0.02])
+    evidence = EvidenceEstimate(0.0, 0.01, 100.0, False, np.nan)
+    found = ModeEvidences(evidence, shares, errors, [label, label])
+    independent = [(x, np.arange(n)), (x, np.arange(n))]
+    exact = 1.0 / (2 * n) + (0.7 * 0.3 * apart) ** 2 * (0.01**2 + 0.02**2)
+    assert found.variance_of_means(independent)[0] == pytest.approx(exact, rel=0.1)
+    one_lineage = [(x, ancestor), (x, ancestor)]
+    assert variance_of_means(one_lineage)[0] > 100 * exact
+    assert found.variance_of_means(one_lineage)[0] < 2 * exact

@@ -6,7 +6,14 @@ from scipy.special import ndtri
 
 import ppl_backends as pb
 from ppl_backends.kernels.hmc import Hmc
-from ppl_backends.smc.evidence import LineageVariance, combine_evidence, ess_of_means, precision_of_sds
+from ppl_backends.numerics.weights import few_independent
+from ppl_backends.smc.evidence import (
+    LineageVariance,
+    combine_evidence,
+    ess_of_means,
+    precision_of_sds,
+    precision_of_stuck_points,
+)
 from ppl_backends.smc.results import prior_normalizer
 from ppl_backends.smc.sampler import SampledPriorPath, run_tempering
 from ppl_backends.smc.start import cauchy_around
@@ -161,3 +168,28 @@ def test_a_start_of_the_prior_ignores_numbers_beyond_a_deep_valley():
     mass = np.cumsum(np.exp(log_variance(grid[:, None])))
     low, median, high = np.interp([0.158655, 0.5, 0.841345], mass / mass[-1], grid)
     np.testing.assert_allclose([start.location[0], start.scale[0]], [median, (high - low) / 2], atol=0.05)
+
+
+def test_a_chain_that_never_moves_has_its_error():
+    """Twenty copies far out are a third of the variance; quantiles do not show them, nor do tails without variance."""
+    rng = np.random.default_rng(6)
+    runs = [0.07 * rng.standard_normal((2000, 2)) for _ in range(4)]
+    assert np.isinf(precision_of_stuck_points(runs)).all()
+    runs[0][660:680] = [1.0, 0.0]
+    x = np.concatenate(runs)[:, 0]
+    part = 20 * (1.0 - x.mean()) ** 2 / len(x)  # of the variance, all of it from one chain
+    found = precision_of_stuck_points(runs)
+    assert found[0] == pytest.approx(4 * x.var() ** 2 / part**2, rel=0.01)
+    assert few_independent(found[0])
+    assert found[1] > 1000
+    assert precision_of_sds([(own, np.arange(2000)) for own in runs]).min() > 2000
+
+
+@pytest.mark.parametrize("rejected", [0.05, 0.5])
+def test_rejections_anywhere_are_no_stuck_points(rejected):
+    rng = np.random.default_rng(7)
+    runs = []
+    for _ in range(4):
+        x, stays = rng.standard_t(3, size=(1000, 2)), rng.random(1000) < rejected
+        runs.append(x[np.maximum.accumulate(np.where(stays, 0, np.arange(1000)))])
+    assert np.isinf(precision_of_stuck_points(runs)).all()

@@ -125,7 +125,7 @@ def test_shares_of_two_modes_and_the_figures_of_temperatures():
 
 
 def test_bridges_that_contradict_the_stepping_stones_are_named(monkeypatch):
-    wrong = ModeEvidences(EvidenceEstimate(5.0, 0.01, 100.0, False, np.nan), np.ones(1), [])
+    wrong = ModeEvidences(EvidenceEstimate(5.0, 0.01, 100.0, False, np.nan), np.ones(1), np.zeros(1), [])
     monkeypatch.setattr("ppl_backends.tempering.sample._by_mode", lambda path, run, rng: wrong)
     with pytest.warns(SamplerWarning, match="bridges in every mode give a log evidence of 5.000"):
         _, attrs = run(Conjugate(2, 1.0).target(), draws=600, tune=200, random_seed=2)
