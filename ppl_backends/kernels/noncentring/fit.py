@@ -81,7 +81,7 @@ def _find(x: Array, gradient: Array, among: Index | None = None) -> AnyNonCentri
     if among is None:
         best = _nearest(_along_coordinates(some, slope, nonlinear), some, slope, best)
         if 2 * _asking(best.nonlinear).size >= _asking(nonlinear).size:
-            best = _nearest(_along_axes(some, slope), some, slope, best)
+            best = _nearest(_along_axes(some, slope, nonlinear), some, slope, best)
     else:
         asking = np.where(np.isin(np.arange(x.shape[1]), among), nonlinear, 0.0)
         best = _nearest(_along_roots(None, asking, some, slope), some, slope, best)
@@ -135,13 +135,12 @@ def _along_coordinates(x: Array, gradient: Array, nonlinear: Array) -> Iterator[
     yield from _along_roots(None, nonlinear, x, gradient)
 
 
-def _along_axes(x: Array, gradient: Array) -> Iterator[_Candidate]:
-    """Yield roots of scales along other axes, with these axes."""
-    axes = funnel_axes(x, gradient)
-    if axes is not None:
-        x, gradient = _turned(x, gradient, axes)
-        nonlinear = _nonlinear(x, gradient)
-        yield from _along_roots(axes, nonlinear, x, gradient)
+def _along_axes(x: Array, gradient: Array, nonlinear: Array) -> Iterator[_Candidate]:
+    """Yield roots of scales along other axes, with these axes; ``nonlinear`` ``(dim,)`` are shares of the coordinates."""
+    found = next(find_roots(x, gradient, np.flatnonzero(nonlinear >= _FOLLOWS), _asking(nonlinear)), no_roots(x.shape[1]))
+    for axes in funnel_axes(x, gradient, found.roots):
+        turned, slope = _turned(x, gradient, axes)
+        yield from _along_roots(axes, _nonlinear(turned, slope), turned, slope)
 
 
 def _along_roots(axes: Array | None, nonlinear: Array, x: Array, gradient: Array) -> Iterator[_Candidate]:

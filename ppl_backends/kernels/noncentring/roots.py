@@ -154,40 +154,75 @@ def _slopes_beside_others(x: Array, columns: Array, responses: Array, copies: fl
     return _where_clear(slopes, residual, square, len(x), copies)
 
 
-def funnel_axes(x: Array, gradient: Array) -> Array | None:
-    """Return axes A ``(dim, dim)``, the first of which may determine the scales along others.
+def funnel_axes(x: Array, gradient: Array, roots: Index) -> Iterator[Array]:
+    """Yield axes A ``(dim, dim)``, the first of which may determine the scales along others.
 
-    None for too few points, or too many coordinates.
+    It is along the first of ``roots``, which are coordinates, and then along any direction. There are none for too few
+    points, or too many coordinates.
     """
     n, dim = x.shape
     if dim > min(_MOST_TURNED, n // (2 * POINTS_A_REGRESSOR)):
-        return None
+        return
     _, spread = standardised(x)
-    centred, slope = (x - np.median(x, axis=0)) / spread, gradient * spread
-    factor = np.linalg.cholesky(slope.T @ slope)
-    length = 0.5 * np.log(np.maximum((linalg.solve_triangular(factor, slope.T, lower=True) ** 2).sum(axis=0), 1e-300))
-    for _ in range(_AXES_ROUNDS):
-        direction, *_ = np.linalg.lstsq(centred, length - length.mean(), rcond=None)
-        along = centred @ direction  # logarithm of the length of slopes along the effects
-        # Where effects are wide, their part of the gradient is nearly zero, and they are known best.
-        weights = np.exp(-2.0 * np.maximum(along, np.quantile(along, _WIDEST)))
-        moments = [(w * slope.T) @ slope / w.sum() for w in (weights, along > np.median(along))]
-        if not np.isfinite(moments).all():
-            return None
-        ratio, common = linalg.eigh(*moments)
-        change = np.abs(np.log(np.maximum(ratio, 1e-300)))
-        change[np.argmin(change)] = 0.0  # at least one is a root
-        scaled = common[:, change > _SCALED]
-        k = scaled.shape[1]
-        if not k:
-            return None
-        turn, _ = np.linalg.qr(np.column_stack([scaled, direction, np.eye(dim)]))
-        along = centred @ turn[:, k]
-        logs = np.log(np.maximum(np.abs(slope @ scaled), 1e-300))
-        correlated = (along - along.mean()) @ logs
-        length = logs @ correlated / (np.sign(correlated.sum()) * np.abs(correlated).sum())
-    axes = np.column_stack([turn[:, k:], scaled])
-    return np.asarray(spread[:, None] * axes / np.linalg.norm(axes, axis=0))
+    points = _Standardised((x - np.median(x, axis=0)) / spread, gradient * spread)
+    logs = _logs(np.delete(points.slope, roots, axis=1))
+    starts = [(roots[:1], logs.mean(axis=1))] if len(roots) and logs.size else []
+    for regressors, size in [*starts, (np.arange(dim), points.log_size())]:
+        axes = points.funnel_axes(size, regressors)
+        if axes is not None:
+            axes = spread[:, None] * axes
+            yield axes / np.linalg.norm(axes / spread[:, None], axis=0)
+
+
+class _Standardised(NamedTuple):
+    """Points in units of their spreads, and slopes of the log density ``(n, dim)`` in these units."""
+
+    x: Array
+    slope: Array
+
+    def log_size(self) -> Array:
+        """Return log lengths ``(n,)`` of the slopes relative to their second moments."""
+        factor = np.linalg.cholesky(self.slope.T @ self.slope)
+        square = (linalg.solve_triangular(factor, self.slope.T, lower=True) ** 2).sum(axis=0)
+        return np.asarray(0.5 * np.log(np.maximum(square, 1e-300)))
+
+    def funnel_axes(self, log_size: Array, regressors: Index) -> Array | None:
+        """Return axes, from log sizes of slopes that a direction explains, which is among the coordinates ``regressors``."""
+        x, slope = self
+        n, dim = x.shape
+        direction = np.zeros(dim)
+        # If the direction is known, effects are across it
+        basis = np.eye(dim) if len(regressors) == dim else np.delete(np.eye(dim), regressors, axis=1)
+        across = slope @ basis
+        for _ in range(_AXES_ROUNDS):
+            direction[regressors], *_ = np.linalg.lstsq(x[:, regressors], log_size - log_size.mean(), rcond=None)
+            along = x @ direction  # logarithm of the size of slopes along the effects
+            # Where effects are wide, their part of the gradient is nearly zero, and they are known best.
+            weights = np.exp(-2.0 * np.maximum(along, np.quantile(along, _WIDEST)))
+            moments = [(w * across.T) @ across / w.sum() for w in (weights, along > np.median(along))]
+            if not np.isfinite(moments).all():
+                return None
+            ratio, common = linalg.eigh(*moments)
+            change = np.abs(np.log(np.maximum(ratio, 1e-300)))
+            if len(change) == dim:
+                change[np.argmin(change)] = 0.0  # at least one is a root
+            scaled = basis @ common[:, change > _SCALED]
+            k = scaled.shape[1]
+            if not k:
+                return None
+            turn, _ = np.linalg.qr(np.column_stack([scaled, direction, np.eye(dim)]))
+            along = x @ turn[:, k]
+            logs = _logs(slope @ scaled)
+            correlated = (along - along.mean()) @ logs
+            log_size = logs @ correlated / (np.sign(correlated.sum()) * np.abs(correlated).sum())
+        # Slopes by x are A⁻ᵀ times those by y, of which only those of the effects and of the direction are not linear in x.
+        # The rows of A⁻¹ for effects have to be exact, because effects are narrow in the neck.
+        rows, *_ = np.linalg.lstsq(np.column_stack([slope @ scaled, x, np.ones(n)]), across, rcond=None)
+        return np.linalg.inv(np.vstack([turn[:, k:].T, rows[:k] @ basis.T]))
+
+
+def _logs(values: Array) -> Array:
+    return np.asarray(np.log(np.maximum(np.abs(values), 1e-300)))
 
 
 def _regressors(columns: Array, roots: list[int]) -> tuple[Index, Array]:
