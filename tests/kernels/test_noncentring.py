@@ -217,6 +217,34 @@ def test_the_direction_of_a_funnel_is_known_best_where_effects_are_wide():
     assert np.median(angles) < 0.008
 
 
+def one_sum(n, d, rng):
+    """Draw coefficients b ~ N(0, 1) and log s, s ~ HN(1), given 3 ~ N(Σb, s); return points and gradients."""
+    s = np.exp(np.linspace(-12, 2.5, 20_001))
+    weight = stats.norm.pdf(3, 0, np.sqrt(d + s**2)) * s * np.exp(-0.5 * s**2)
+    s = rng.choice(s, n, p=weight / weight.sum())
+    b = rng.standard_normal((n, d))
+    b += ((3 - b.sum(axis=1) - s * rng.standard_normal(n)) / (d + s**2))[:, None]
+    left = (3 - b.sum(axis=1))[:, None]
+    slope = np.hstack([left / s[:, None] ** 2 - b, (left / s[:, None]) ** 2 - s[:, None] ** 2])
+    return np.column_stack([b, np.log(s)]), slope
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_only_narrow_axis_is_exact_where_no_point_has_been(seed):
+    """Points with s > 0.1 determine the change; it has to fit in the neck below, down to 0.003."""
+    d, rng = 50, np.random.default_rng(seed)
+    x, slope = one_sum(3000, d, rng)
+    seen = x[:, -1] > np.log(0.1)
+    found = find_noncentring(x[seen][:2000], slope[seen][:2000])
+    assert len(found.effects) == 1 and found.axes is not None
+    row = np.linalg.inv(found.axes)[found.effects[0]]
+    np.testing.assert_allclose(row / row[0], np.r_[np.ones(d), 0.0], atol=1e-6)
+    deep = one_sum(20_000, d, rng)[0]
+    deep = deep[(deep[:, -1] < np.log(0.03)) & (deep[:, -1] > np.log(0.003))]
+    z = found.to_z(deep)[:, found.effects[0]]
+    assert abs(z.mean()) < 5 / len(z) ** 0.5 and abs(z.std() - 1) < 5 / (2 * len(z)) ** 0.5 + 0.05
+
+
 def correlated(x):
     """Return the gradient for pairs of effects of covariance LLᵀ, where L = [[exp a, 0], [c, exp b]].
 

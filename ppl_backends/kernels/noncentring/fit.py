@@ -137,10 +137,14 @@ def _along_coordinates(x: Array, gradient: Array, nonlinear: Array) -> Iterator[
 
 def _along_axes(x: Array, gradient: Array, nonlinear: Array) -> Iterator[_Candidate]:
     """Yield roots of scales along other axes, with these axes; ``nonlinear`` ``(dim,)`` are shares of the coordinates."""
-    found = next(find_roots(x, gradient, np.flatnonzero(nonlinear >= _FOLLOWS), _asking(nonlinear)), no_roots(x.shape[1]))
+    found = next(
+        find_roots(x, gradient, np.flatnonzero(nonlinear >= _FOLLOWS), _asking(nonlinear)), no_roots(x.shape[1])
+    )
     for axes in funnel_axes(x, gradient, found.roots):
         turned, slope = _turned(x, gradient, axes)
-        yield from _along_roots(axes, _nonlinear(turned, slope), turned, slope)
+        shares = _nonlinear(turned, slope)
+        shares[0] = 0.0  # it is the direction that determines scales
+        yield from _along_roots(axes, shares, turned, slope)
 
 
 def _along_roots(axes: Array | None, nonlinear: Array, x: Array, gradient: Array) -> Iterator[_Candidate]:

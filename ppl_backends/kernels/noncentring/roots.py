@@ -5,9 +5,10 @@ regressed on the coordinates; a coordinate is a *root* if it clearly explains th
 Gaussian with variance s², given the other coordinates, is xⱼ + s²∂ⱼ log π, without any noise. If the square of a
 coordinate explains its nonlinear part, that coordinate is a root of a curve.
 
-Scales may depend on a direction instead. It is the direction on which logarithms of slopes are regressed best, with
-all coordinates together. Axes along which second moments of gradients differ between its two ends are effects, and the
-direction is rotated to be orthogonal to them: coordinates are those of y = A⁻¹x.
+Effects may be along other axes: coordinates are those of y = A⁻¹x. The direction that determines their scales is a
+coordinate, if a root was found among these, or the direction on which logarithms of slopes are regressed best. Axes along
+which second moments of gradients differ between its two ends are effects. A few observations of many coefficients, whose
+scale is unknown, have such a funnel: only the means that were observed are narrow.
 """
 
 from __future__ import annotations
@@ -167,8 +168,8 @@ def funnel_axes(x: Array, gradient: Array, roots: Index) -> Iterator[Array]:
     points = _Standardised((x - np.median(x, axis=0)) / spread, gradient * spread)
     logs = _logs(np.delete(points.slope, roots, axis=1))
     starts = [(roots[:1], logs.mean(axis=1))] if len(roots) and logs.size else []
-    for regressors, size in [*starts, (np.arange(dim), points.log_size())]:
-        axes = points.funnel_axes(size, regressors)
+    for regressors, log_size in [*starts, (np.arange(dim), points.log_size())]:
+        axes = points.funnel_axes(log_size, regressors)
         if axes is not None:
             axes = spread[:, None] * axes
             yield axes / np.linalg.norm(axes / spread[:, None], axis=0)
@@ -215,8 +216,8 @@ class _Standardised(NamedTuple):
             logs = _logs(slope @ scaled)
             correlated = (along - along.mean()) @ logs
             log_size = logs @ correlated / (np.sign(correlated.sum()) * np.abs(correlated).sum())
-        # Slopes by x are A⁻ᵀ times those by y, of which only those of the effects and of the direction are not linear in x.
-        # The rows of A⁻¹ for effects have to be exact, because effects are narrow in the neck.
+        # Slopes by x are A⁻ᵀ times those by y. Only those of the effects and of the direction are not linear in x, so the
+        # regression has no noise. Rows of A⁻¹ for effects have to be exact, because effects are narrow in the neck.
         rows, *_ = np.linalg.lstsq(np.column_stack([slope @ scaled, x, np.ones(n)]), across, rcond=None)
         return np.linalg.inv(np.vstack([turn[:, k:].T, rows[:k] @ basis.T]))
 
