@@ -24,13 +24,16 @@ from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import BaseTarget
 
 NEGLIGIBLE_SHARE = 0.01  # largest negligible share of the other mode in the mass of both
-_MANY_ROWS = 10_000  # from here on climbs cost more than a search for factors
+_MANY_ROWS = (
+    10_000  # for other priors than normal ones: from here on climbs cost more than their longer search for factors
+)
 
 
 def is_log_concave(target: BaseTarget) -> bool:
     """Return whether a posterior is known to be log-concave, so that its mass is around one mode.
 
-    It is if the target says so. If it has many rows, it also is if its factors are a Gaussian prior and log-concave sites.
+    It is if the target says so, as one with normal priors does. With other priors and many rows, it also is if its factors
+    are a Gaussian prior and log-concave sites.
     """
     if target.log_concave:
         return True

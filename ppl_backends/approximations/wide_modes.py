@@ -14,6 +14,7 @@ References: E. Veach and L. Guibas (1995), Optimally combining sampling techniqu
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -43,12 +44,12 @@ def mass_around(
     """
     try:
         own = GaussianApproximation(points.mean(axis=0), np.atleast_2d(np.cov(points.T)))
+        scaled = _at_many_scales(log_density, own, rows, rng)
+        if not scaled.effective:
+            return None
+        around = _around(own, scaled)
     except (LinAlgError, ValueError):
         return None
-    scaled = _at_many_scales(log_density, own, rows, rng)
-    if not scaled.effective:
-        return None
-    around = _around(own, scaled)
     found = _from(around, log_density, own, rows, rng)
     return (found.log_mass, around, own) if found.effective >= _FEWEST else None
 
@@ -62,7 +63,9 @@ def draws_outside(
     """
     scaled = _at_many_scales(log_density, own, rows, rng)
     if 0 < scaled.effective < _ENOUGH:
-        scaled = max(scaled, _from(_around(own, scaled), log_density, own, rows, rng), key=lambda one: one.effective)
+        with suppress(LinAlgError, ValueError):  # the draws have no covariance
+            led_to = _from(_around(own, scaled), log_density, own, rows, rng)
+            scaled = max(scaled, led_to, key=lambda one: one.effective)
     return scaled if scaled.effective >= _FEWEST else None
 
 

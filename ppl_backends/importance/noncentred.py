@@ -24,8 +24,8 @@ from ppl_backends.numerics.weights import effective_sample_size, normalised_weig
 from ppl_backends.targets.function import FunctionTarget
 from ppl_backends.targets.protocol import Array, BaseTarget
 
-# Of the Student t's: a scale is the exponential of a root, and beyond a Cauchy tail of that no log density is computed right.
-_DEGREES_OF_FREEDOM = 4.0
+# Of the Student t's. A Cauchy tail of the logarithm of a scale makes scales overflow.
+_DEGREES_OF_FREEDOM = (4.0,)
 _POOR = 0.5  # efficiency factor below which there may be a funnel
 _POINTS = 2000  # to which a density is fitted
 _MOST_ROUNDS = 4
@@ -102,7 +102,7 @@ def fit_noncentred(target: BaseTarget, x: Array, gradient: Array) -> FittedNonCe
         gaussian = MixtureApproximation([1.0], [z.mean(axis=0)], [np.cov(z.T)])
     except ModelError:  # a singular covariance: there are too few points
         return None
-    tails = with_tails(_in_z(target, change), gaussian, by_variance=True, degrees=(_DEGREES_OF_FREEDOM,))
+    tails = with_tails(_in_z(target, change), gaussian, by_variance=True, degrees=_DEGREES_OF_FREEDOM)
     return FittedNonCentred(gaussian, tails, change)
 
 

@@ -129,9 +129,9 @@ def sample_importance(
         it if it is clearly nearer to the posterior (attribute ``proposal`` is then ``"tails"``). Otherwise it uses the
         approximation, or the defensive mixture if 4,096 points of the approximation have a Pareto k above ¼: then the
         weights have no fourth moment, which error bars need.
-        If these points have an efficiency factor below a half, and gradients at them show a funnel, a density
-        is fitted to them in non-centred coordinates, and again to its own points while that is clearly nearer
-        (``"non-centred"``).
+        If the points of that proposal have an efficiency factor below a half, and gradients at them show a funnel, a
+        density is fitted to them in non-centred coordinates, and again to its own points while that is clearly nearer
+        (attribute ``proposal`` is then ``"non-centred"``).
     qmc : bool
         Whether to use scrambled Sobol points (True) or independent uniform points (False).
     power : float

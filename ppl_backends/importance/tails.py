@@ -36,12 +36,12 @@ from ppl_backends.numerics.weights import normalised_weights
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 PILOT_POINTS = 4096
-DEGREES_OF_FREEDOM = (1.0, 4.0)
+_DEGREES_OF_FREEDOM = (1.0, 4.0)
 _GRAIN = 32  # shares are multiples of 1/32: a net of 2^m points then has exactly its share of them in every component
 _EM_ROUNDS, _FIRST_ROUNDS = 10, 2
 _STEPS_A_ROUND = 5  # EM steps in the shares, which are cheaper than one in the scales
 _SCALES = (0.25, 32.0)  # bounds of the scale of a Student t in units of the approximation's
-_CUT = 20
+_CUT = 20  # rank of the weight at which larger ones are cut
 _LARGEST_TURNED = 50  # coordinates above which no axes are searched for
 _CLEARLY = 3.0  # standard errors
 _LARGEST_GAIN = (
@@ -53,7 +53,7 @@ def with_tails(
     target: BaseTarget,
     approximation: Any,
     by_variance: bool = False,
-    degrees: Sequence[float] = DEGREES_OF_FREEDOM,
+    degrees: Sequence[float] = _DEGREES_OF_FREEDOM,
 ) -> StudentMixture | None:
     """Return the mixture of an approximation with Student t's nearest to the target, or None if tails are not needed.
 
@@ -97,7 +97,7 @@ def cut_weights(log_weights: Array) -> Array | None:
 
 
 def student_mixture(
-    approximation: Any, axes: Array | None = None, degrees: Sequence[float] = DEGREES_OF_FREEDOM
+    approximation: Any, axes: Array | None = None, degrees: Sequence[float] = _DEGREES_OF_FREEDOM
 ) -> StudentMixture:
     """Return the approximation and Student t's around it, in equal shares; independent t's are along ``axes``."""
     gaussian, students = gaussian_of(approximation), list[StudentT | IndependentT]()

@@ -46,7 +46,7 @@ LEAPFROG = 0.5  # κ₀
 PAIRS = 2 * 0.21178
 SHORTEST, LONGEST = 0.7, 1.3  # trajectories, as shares of their mean length
 # Change of the log density in a step, and its ratio to that by the slopes, above which the step crosses a jump.
-JUMP, STEEPER = 1e4, 10.0
+_JUMP, _STEEPER = 1e4, 10.0
 
 
 class Trajectory(NamedTuple):
@@ -183,10 +183,10 @@ def across_jump(before: Any, after: Any, move: Array, metric: AnyMetric) -> NDAr
     directions of a step give the same result.
     """
     change = np.abs(after.log_density - before.log_density)
-    crossed: NDArray[np.bool_] = change > JUMP
+    crossed: NDArray[np.bool_] = change > _JUMP
     if crossed.any():
         slopes = [np.sqrt(squares(metric.whiten_gradient(state.gradient))) for state in (before, after)]
-        crossed &= change > STEEPER * np.sqrt(squares(move)) * np.maximum(*slopes)
+        crossed &= change > _STEEPER * np.sqrt(squares(move)) * np.maximum(*slopes)
     return crossed
 
 

@@ -13,7 +13,7 @@ _GAP = 1.5  # between two modes, in half 16-to-84 % ranges of either
 # eight sds apart have such a gap.
 _STRAYS = 1e-3
 _SMALLEST_SHARE = 0.1  # of the particles, on each side of a gap
-_FEWEST_IN_A_MODE = 10
+_FEWEST_IN_A_MODE = 10  # different points, however small the share is
 _FEWEST = 100  # least number of points that can show a gap
 _CANDIDATES = 10
 _AXES = 3  # principal ones, along which modes are looked for as well
@@ -24,7 +24,7 @@ _ITERATIONS = 5  # enough for an axis with four times the variance of the others
 def modes(x: Array, smallest_share: float = _SMALLEST_SHARE) -> NDArray[np.intp]:
     """Return the number ``(n,)`` of each point's mode, as detected by gaps along coordinates.
 
-    A mode has at least ``smallest_share`` of the points.
+    A mode has at least ``smallest_share`` of the points, and ten different ones.
     """
     labels = np.zeros(len(x), dtype=np.intp)
     smallest = max(int(smallest_share * len(x)), _FEWEST_IN_A_MODE)
@@ -73,7 +73,9 @@ def _gap(x: Array, smallest: int) -> tuple[int, float] | None:
     widest, at = gaps.max(axis=0), gaps.argmax(axis=0) + smallest
     relative = widest / np.maximum(median_and_width(ordered)[1], 1e-300)
     for j in np.argsort(relative)[::-1][:_CANDIDATES]:
-        if _is_between_groups(ordered[:, j], gaps[:, j], smallest, strays):
+        sides = ordered[: at[j], j], ordered[at[j] + strays :, j]
+        different = min(len(np.unique(side)) for side in sides)  # few points and their copies are no mode
+        if different >= _FEWEST_IN_A_MODE and _is_between_groups(ordered[:, j], gaps[:, j], smallest, strays):
             return int(j), float(0.5 * (ordered[at[j] - 1, j] + ordered[at[j] + strays, j]))
     return None
 

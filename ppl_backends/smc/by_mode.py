@@ -62,14 +62,16 @@ class ModeEvidences:
         """
         values, labels = np.concatenate([value for value, _ in samples]), np.concatenate(self.labels)
         means = np.zeros((len(self.shares), values.shape[1]))
-        for mode in np.unique(labels):  # those with a share of no whole particle are left out
+        present = np.unique(labels)  # those with a share of no whole particle are left out
+        for mode in present:
             means[mode] = values[labels == mode].mean(axis=0)
         within = [
             (value - means[own], len(self.shares) * ancestor + own)
             for (value, ancestor), own in zip(samples, self.labels, strict=True)
         ]
-        weights = (self.shares * self.errors)[:, None]
-        between: Array = ((weights * (means - self.shares @ means)) ** 2).sum(axis=0)
+        shares, away = self.shares[present], means[present]
+        weights = (shares * self.errors[present])[:, None]
+        between: Array = ((weights * (away - shares @ away / shares.sum())) ** 2).sum(axis=0)
         return variance_of_means(within) + between
 
 

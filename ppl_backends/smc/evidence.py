@@ -237,7 +237,7 @@ def precision_of_sds(samples: Columns, variance: Callable[[Columns], Array] = va
 
 
 def precision_of_stuck_points(samples: Sequence[Array]) -> Array:
-    """Return (sd / standard error of the sd)² of each coordinate ``(dim,)`` if points that do not move were all of its error.
+    """Return (sd / standard error of the sd)² ``(dim,)``, where the error is only that of points that do not move.
 
     A chain that never moves repeats its point. If the point is far out, its copies may be a third of the variance, but
     :func:`precision_of_sds` cuts coordinates off there. A point is stuck if it is repeated more often than rejections

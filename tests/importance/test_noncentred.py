@@ -113,3 +113,11 @@ def test_weights_are_cut_to_the_twentieth_largest():
     log_weights = np.r_[np.arange(30.0), np.nan, -np.inf]
     assert cut_weights(log_weights).max() == 10.0
     assert cut_weights(log_weights[:19]) is None
+
+
+@POOR_START
+@pytest.mark.filterwarnings("ignore::ppl_backends.errors.SamplerWarning")
+def test_twenty_points_of_a_funnel_give_a_flagged_result():
+    """Their effects reach 1e9, and Gaussians around them, scaled in the search for other modes, are singular."""
+    idata = sample_importance(funnel(5), draws=20, chains=1, random_seed=1, progressbar=False)
+    assert group(idata, "posterior").attrs["log_evidence_trusted"] == 0

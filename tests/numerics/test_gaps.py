@@ -42,3 +42,15 @@ def test_single_modes_have_no_gap(draw, n, dim):
     rng = np.random.default_rng(2)
     found = [modes_along_axes(getattr(rng, draw)((n, dim))).any() for _ in range(10)]
     assert not any(found)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.05, 0.02])
+@pytest.mark.parametrize("df", [3, np.inf])
+@pytest.mark.parametrize("dim", [5, 50, 100])
+def test_copies_of_few_points_are_no_mode(dim, df, share):
+    """Half of the points have all the weight, as after a step of tempering."""
+    rng = np.random.default_rng(3)
+    for _ in range(10):
+        x = rng.standard_normal((200, dim)) * (1.0 if df == np.inf else (df / rng.chisquare(df, (200, 1))) ** 0.5)
+        copies = x[np.sort(rng.choice(200, 200, p=rng.dirichlet(np.ones(200))))]
+        assert not modes_along_axes(copies, share).any()

@@ -134,7 +134,6 @@ def test_funnels_along_no_axis_or_with_two_necks_and_bananas_are_right(case, see
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_one_observation_of_a_sum_reaches_the_neck_of_its_error(seed):
     """Particles stopped at s = 0.1: 2 % of them were beyond, of 8 %, and evidences were 0.08 too low and trusted."""
@@ -148,9 +147,11 @@ def test_one_observation_of_a_sum_reaches_the_neck_of_its_error(seed):
     error = found.attrs["log_evidence"] - np.log(trapezoid(joint, log_s))
     assert abs(error) < 4 * found.attrs["log_evidence_se"] or not found.attrs["log_evidence_trusted"]
     deep = log_s < np.log(0.1)
+    # Half of the 6 % that were missing
     assert abs(float((found["s"] < 0.1).mean()) - joint[deep].sum() / joint.sum()) < 0.03
 
 
+@pytest.mark.slow
 def test_an_unbiased_run_and_a_checkpoint_keep_the_change(schools, tmp_path):
     log_evidence, _ = exact_schools()
     idata = run(schools, 1, initial="prior", unbiased=True, checkpoint=tmp_path / "run")

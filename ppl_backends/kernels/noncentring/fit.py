@@ -10,6 +10,7 @@ the others are closest to is not changed. Nor are several means of a nested hier
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,7 +82,8 @@ def _find(x: Array, gradient: Array, among: Index | None = None) -> AnyNonCentri
     if among is None:
         best = _nearest(_along_coordinates(some, slope, nonlinear), some, slope, best)
         if 2 * _asking(best.nonlinear).size >= _asking(nonlinear).size:
-            best = _nearest(_along_axes(some, slope, nonlinear), some, slope, best)
+            with suppress(np.linalg.LinAlgError):  # a coordinate without slopes
+                best = _nearest(_along_axes(some, slope, nonlinear), some, slope, best)
     else:
         asking = np.where(np.isin(np.arange(x.shape[1]), among), nonlinear, 0.0)
         best = _nearest(_along_roots(None, asking, some, slope), some, slope, best)
@@ -284,7 +286,7 @@ def _means(change: NonCentring, x: Array, gradient: Array) -> tuple[int, ...]:
 
 def _closest(z: Array) -> int:
     """Return the column with the largest rank correlations with the others."""
-    ranks = np.argsort(np.argsort(z, axis=0), axis=0)  # of copies any, since they are few
+    ranks = np.argsort(np.argsort(z, axis=0), axis=0)  # copies of a point have adjacent ranks
     return int(np.argmax((np.atleast_2d(np.corrcoef(ranks.T)) ** 2).sum(axis=0)))
 
 

@@ -68,7 +68,7 @@ def find_roots(x: Array, gradient: Array, possible: Index, asking: Index) -> Ite
     """
     if not len(asking):
         return
-    response = -np.log(np.maximum(np.abs(gradient[:, possible]), 1e-300))
+    response = -_logs(gradient[:, possible])
     response = np.minimum(response, np.quantile(response, 0.995, axis=0))  # slopes near zero
     standard, _ = standardised(x)
     sizes = size(standard)
@@ -166,13 +166,11 @@ def funnel_axes(x: Array, gradient: Array, roots: Index) -> Iterator[Array]:
         return
     _, spread = standardised(x)
     points = _Standardised((x - np.median(x, axis=0)) / spread, gradient * spread)
-    logs = _logs(np.delete(points.slope, roots, axis=1))
-    starts = [(roots[:1], logs.mean(axis=1))] if len(roots) and logs.size else []
-    for regressors, log_size in [*starts, (np.arange(dim), points.log_size())]:
-        axes = points.funnel_axes(log_size, regressors)
+    for regressors in [roots[:1], np.arange(dim)] if 0 < len(roots) < dim else [np.arange(dim)]:
+        logs = _logs(np.delete(points.slope, roots, axis=1))
+        axes = points.funnel_axes(logs.mean(axis=1) if len(regressors) == 1 else points.log_size(), regressors)
         if axes is not None:
-            axes = spread[:, None] * axes
-            yield axes / np.linalg.norm(axes / spread[:, None], axis=0)
+            yield spread[:, None] * (axes / np.linalg.norm(axes, axis=0))
 
 
 class _Standardised(NamedTuple):

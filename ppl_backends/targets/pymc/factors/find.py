@@ -150,7 +150,8 @@ class PyMCFactors(ConditionalFactors):
     def _recognised(self, term: SiteTerm, x: Array, geometry: Geometry) -> Recognised | None:
         """Return the known family of a term; that of the latest φ if nothing that its sites use has changed.
 
-        A term that was of no known family at several φ, and of one at none, is not looked at again.
+        A term that was of no known family at several φ, and of one at none, is not looked at again. Which sites represent
+        it may then depend on the φ before, but their values do not.
         """
         if self._refusals[id(term)] >= MOST_REFUSALS:
             return None
