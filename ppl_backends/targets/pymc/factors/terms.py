@@ -339,7 +339,7 @@ def _changed(
             for k, start, end in zip(together, edges, edges[1:], strict=False):
                 moved = cut[k] + shift * (1 + 0.1 * rng.random(cut[k].shape))
                 settings[k] = settings[k].copy()
-                settings[k][start:end] = np.where(masks[k].reshape(-1, *cut[k].shape), moved, cut[k])
+                settings[k][start:end] = np.where(masks[k].reshape(len(masks[k]), *cut[k].shape), moved, cut[k])
             value = evaluate(settings)
             found |= ~((value == base) | (np.isnan(value) & np.isnan(base)))
         changed |= {k: found[start:end] for k, start, end in zip(together, edges, edges[1:], strict=False)}
