@@ -216,8 +216,28 @@ class _Standardised(NamedTuple):
             log_size = logs @ correlated / (np.sign(correlated.sum()) * np.abs(correlated).sum())
         # Slopes by x are A⁻ᵀ times those by y. Only those of the effects and of the direction are not linear in x, so the
         # regression has no noise. Rows of A⁻¹ for effects have to be exact, because effects are narrow in the neck.
-        rows, *_ = np.linalg.lstsq(np.column_stack([slope @ scaled, x, np.ones(n)]), across, rcond=None)
-        return np.linalg.inv(np.vstack([turn[:, k:].T, rows[:k] @ basis.T]))
+        of_effects = slope @ scaled
+        rows, *_ = np.linalg.lstsq(np.column_stack([of_effects, x, np.ones(n)]), across, rcond=None)
+        rows = rows[:k] @ basis.T
+        if k > 1:
+            along = along - along.mean()
+            rows = self._independent(rows, of_effects, along * (along @ log_size) / (along @ along))
+        return np.linalg.inv(np.vstack([turn[:, k:].T, rows]))
+
+    def _independent(self, rows: Array, slopes: Array, along: Array) -> Array:
+        """Return rows of A⁻¹ for effects e that are independent, from ``rows`` ``(k, dim)`` that span the same space.
+
+        A slope then depends on its own effect alone, so its mean can be fitted without noise. Their ``slopes`` ``(n, k)``
+        are −w Λ(e − h), beside linear parts, with log w twice the log size ``along`` ``(n,)``.
+        """
+        k, half = len(rows), np.exp(along)[:, None]
+        given = np.column_stack([half * (self.x @ rows.T), half, self.x / half])
+        coefficients, *_ = np.linalg.lstsq(given, slopes / half, rcond=None)
+        precision = -0.5 * (coefficients[:k] + coefficients[:k].T)
+        try:
+            return np.asarray(np.linalg.cholesky(precision).T @ rows)
+        except np.linalg.LinAlgError:  # slopes of no Gaussian
+            return rows
 
 
 def _logs(values: Array) -> Array:
