@@ -139,7 +139,7 @@ def table(rows):
         grouped[one["kind"], one["case"], one["method"]].append(one)
     total = defaultdict(list)
     for (kind, name, method), group_ in grouped.items():
-        print("| " + " | ".join([kind, name, method, *line(group_)]) + " |")
+        print("| " + " | ".join([kind, name.replace("|", r"\|"), method, *line(group_)]) + " |")
         total[kind, method] += group_
     print("\n| kind | method | runs | wrong | flagged | wrong and trusted | z | cover | error | CPU s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
