@@ -24,9 +24,8 @@ from ppl_backends.errors import ModelError
 from ppl_backends.targets.protocol import BaseTarget
 
 NEGLIGIBLE_SHARE = 0.01  # largest negligible share of the other mode in the mass of both
-_MANY_ROWS = (
-    10_000  # for other priors than normal ones: from here on climbs cost more than their longer search for factors
-)
+# With priors that are not normal. From here on climbs cost more than the search for factors, which takes longer then.
+_MANY_ROWS = 10_000
 
 
 def is_log_concave(target: BaseTarget) -> bool:

@@ -366,6 +366,10 @@ class BaseTarget:
         """Return the prior as a target, for sampling if it cannot be drawn from directly; None if there is none."""
         return None
 
+    def check_possible(self) -> None:
+        """Raise an error that names the reason if the density is zero or NaN at every starting point."""
+        self.initial_points(1, np.random.default_rng(0))
+
     def initial_points(self, n: int, rng: np.random.Generator) -> Array:
         """Return ``n`` dispersed points ``(n, dim)`` of finite density to start from; no proper prior is needed."""
         return rng.uniform(-2.0, 2.0, size=(n, self.dim))

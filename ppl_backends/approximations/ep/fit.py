@@ -176,17 +176,17 @@ def _fitted(
     if isinstance(factors, Factors):
         given = fit(factors, initial, target)
         if given.diagnostics["failed_sites"]:
-            _check_possible(target)
+            target.check_possible()
         return _known_improper(given, factors.prior.proper, target)
     if initial is not None:
         raise ModelError(f"{target.label}: initial= is for models without hyper-parameters, which are integrated over")
     try:
         mixture = integrate(factors, target, fit)
     except ModelError:
-        _check_possible(target)
+        target.check_possible()
         raise
     if not mixture.converged:
-        _check_possible(target)
+        target.check_possible()
     return mixture
 
 
@@ -288,11 +288,6 @@ def _check_fraction(fraction: Fraction, sites: SiteFamily) -> None:
         )
 
 
-def _check_possible(target: BaseTarget) -> None:
-    """Raise an error that names the reason if the density is zero or NaN everywhere; EP would fail without one."""
-    target.initial_points(1, np.random.default_rng(0))
-
-
 def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[Any, BaseTarget]:
     """Return the factors of a model, as a function of hyper-parameters if it has any, and the target of its own space."""
     if isinstance(model, Factors):
@@ -306,7 +301,7 @@ def _factors_of(model: Any, data: Any, target_options: dict[str, Any]) -> tuple[
         if factors is not None and not len(factors.hyper_names):
             factors = factors.at()
     except ModelError:
-        _check_possible(model)
+        model.check_possible()
         raise
     if factors is None:
         raise ModelError(

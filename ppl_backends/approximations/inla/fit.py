@@ -159,7 +159,7 @@ def _integrated(described: Any, target: BaseTarget) -> IntegratedLaplace:
     try:
         return integrate(described, target)
     except ModelError:
-        target.initial_points(1, np.random.default_rng(0))
+        target.check_possible()
         raise
 
 

@@ -166,9 +166,9 @@ def funnel_axes(x: Array, gradient: Array, roots: Index) -> Iterator[Array]:
         return
     _, spread = standardised(x)
     points = _Standardised((x - np.median(x, axis=0)) / spread, gradient * spread)
-    for regressors in [roots[:1], np.arange(dim)] if 0 < len(roots) < dim else [np.arange(dim)]:
-        logs = _logs(np.delete(points.slope, roots, axis=1))
-        axes = points.funnel_axes(logs.mean(axis=1) if len(regressors) == 1 else points.log_size(), regressors)
+    for known in (True, False) if 0 < len(roots) < dim else (False,):
+        regressors = roots[:1] if known else np.arange(dim)
+        axes = points.funnel_axes(points.log_size_beside(roots) if known else points.log_size(), regressors)
         if axes is not None:
             yield spread[:, None] * (axes / np.linalg.norm(axes, axis=0))
 
@@ -184,6 +184,10 @@ class _Standardised(NamedTuple):
         factor = np.linalg.cholesky(self.slope.T @ self.slope)
         square = (linalg.solve_triangular(factor, self.slope.T, lower=True) ** 2).sum(axis=0)
         return np.asarray(0.5 * np.log(np.maximum(square, 1e-300)))
+
+    def log_size_beside(self, roots: Index) -> Array:
+        """Return means ``(n,)`` of logarithms of the slopes along all coordinates but the roots."""
+        return np.asarray(_logs(np.delete(self.slope, roots, axis=1)).mean(axis=1))
 
     def funnel_axes(self, log_size: Array, regressors: Index) -> Array | None:
         """Return axes, from log sizes of slopes that a direction explains, which is among the coordinates ``regressors``."""
