@@ -123,6 +123,6 @@ def test_a_poisson_hierarchy_whose_short_trajectories_diverge_is_trusted():
     for seed in (1, 2, 3, 6):
         attrs = group(pb.sample_smc(target, random_seed=seed, progressbar=False), "posterior").attrs
         trusted += attrs["log_evidence_trusted"]
-        assert attrs["log_evidence_se"] < 0.03
+        assert attrs["log_evidence_se"] < 0.02 or not attrs["log_evidence_trusted"]
         assert abs(attrs["log_evidence"] + 133.918) < 4 * attrs["log_evidence_se"]
     assert trusted >= 3
