@@ -21,6 +21,7 @@ NEGLIGIBLE_TAIL = 0.02  # largest share of the total weight in a heavy tail that
 FEWEST_INDEPENDENT = 100.0
 # Share of the draws on either side at which coordinates are cut before they are squared.
 OUTER = 0.01
+_NO_FOURTH_MOMENT = 0.25  # Pareto k above which the error of a variance of the weights is unknown
 _ROUNDING = 1e-13  # of a log evidence or of a coordinate that is constant, relative
 
 
@@ -123,6 +124,23 @@ def _psis(log_weights: Array) -> tuple[Array, float]:
     return np.asarray(smoothed), float(k)
 
 
+def _largest(weights: Array) -> Array:
+    """Return the largest of sorted weights, to which a generalised Pareto distribution is fitted."""
+    return weights[-int(np.ceil(min(len(weights) / 5, 3 * np.sqrt(len(weights))))) :]
+
+
+def _beyond_the_largest(log_weights: Array, log_mean: float) -> float:
+    """Return what one more point with a weight above the largest would add to the mean, relative to it; 0 for light tails.
+
+    The mean of a Pareto tail above its largest weight is that weight divided by 1 − k. Here k is at most the largest that
+    is trusted.
+    """
+    k, largest = pareto_k(log_weights), _largest(np.sort(np.exp(log_weights - log_mean)))
+    if not _NO_FOURTH_MOMENT + (1.0 + k) / len(largest) ** 0.5 < k < np.inf:  # by the standard error of k
+        return 0.0
+    return float((largest[-1] - largest[0]) / (1.0 - min(k, LARGEST_PARETO_K)) / len(log_weights))
+
+
 def tail_share(log_weights: Array) -> float:
     """Return the share of the total weight by which the weights in the fit of Pareto k exceed the smallest of them.
 
@@ -130,7 +148,7 @@ def tail_share(log_weights: Array) -> float:
     if nearly all weights are equal.
     """
     weights, _ = normalised_weights(np.sort(log_weights[np.isfinite(log_weights)]))
-    largest = weights[-int(np.ceil(min(len(weights) / 5, 3 * np.sqrt(len(weights))))) :]
+    largest = _largest(weights)
     return float((largest - largest[0]).sum())
 
 
@@ -180,15 +198,21 @@ def estimate_evidence(log_weights: Array, scrambled: bool) -> ImportanceEvidence
     If some points have weight zero, the integrand jumps. A net resolves the position of a jump to within one point:
     its scrambles can all agree and be off by a part of one point's weight, whose variance is at most (w / 2n)². This
     variance is added, as is the rounding of log densities, which all scrambles share.
+
+    If weights have no fourth moment, points without the largest weights have a low mean and a low variance, and most sets
+    of points lack them. What one more point above the largest would add to the mean is then added to the error.
     """
     chains, n = log_weights.shape
     if scrambled and chains > 1:
         combined = float(log_mean_exp(log_mean_exp(log_weights, axis=1)))
         variance, df = _variance_of_nets(np.exp(log_weights - combined))
         jump = 0.5 * np.exp(log_weights.max() - combined) / n if np.isneginf(log_weights).any() else 0.0
-        error = float(np.hypot(variance**0.5, jump) / chains**0.5)
+        beyond = _beyond_the_largest(log_weights.ravel(), combined)
+        error = float(np.hypot(np.hypot(variance**0.5, jump) / chains**0.5, beyond))
         return ImportanceEvidence(combined, max(error, _ROUNDING * abs(combined)), df, "scrambles")
     pooled = log_weights.ravel()
     relative_variance = max(0.0, pooled.size / effective_sample_size(pooled) - 1)
+    log_mean = float(log_mean_exp(pooled))
     error = (relative_variance / max(pooled.size - 1, 1)) ** 0.5
-    return ImportanceEvidence(float(log_mean_exp(pooled)), error, float("nan"), "weights")
+    error = float(np.hypot(error, _beyond_the_largest(pooled, log_mean)))
+    return ImportanceEvidence(log_mean, error, float("nan"), "weights")

@@ -16,6 +16,7 @@ from ppl_backends.numerics.weights import (
 )
 
 LOG_WEIGHTS = np.random.default_rng(0).normal(size=(4, 256))
+LIGHT = np.log(np.random.default_rng(0).random(size=(4, 256)))  # logs of uniform weights
 
 
 def test_normalised_weights_and_ess_do_not_overflow():
@@ -60,15 +61,15 @@ def test_evidence_of_independent_points_has_an_honest_error():
 
 
 def test_evidence_of_scrambles_is_the_mean_of_evidences():
-    estimate = estimate_evidence(LOG_WEIGHTS, scrambled=True)
-    evidences = np.exp(LOG_WEIGHTS).mean(axis=1)
+    estimate = estimate_evidence(LIGHT, scrambled=True)
+    evidences = np.exp(LIGHT).mean(axis=1)
     assert estimate.log_evidence == pytest.approx(np.log(evidences.mean()))
-    first, second = np.exp(LOG_WEIGHTS[:, :128]).mean(axis=1), np.exp(LOG_WEIGHTS[:, 128:]).mean(axis=1)
+    first, second = np.exp(LIGHT[:, :128]).mean(axis=1), np.exp(LIGHT[:, 128:]).mean(axis=1)
     variance = (3 * evidences.var(ddof=1) + ((first - second) ** 2 / 4).sum()) / 7
     assert estimate.standard_error == pytest.approx(np.sqrt(variance / 4) / evidences.mean())
     assert estimate.df == 7
     assert estimate.source == "scrambles"
-    assert estimate_evidence(LOG_WEIGHTS[:1], scrambled=True).source == "weights"
+    assert estimate_evidence(LIGHT[:1], scrambled=True).source == "weights"
 
 
 def test_the_error_of_nets_is_honest_with_more_degrees_of_freedom_than_their_spread_has():
@@ -83,7 +84,8 @@ def test_the_error_of_nets_is_honest_with_more_degrees_of_freedom_than_their_spr
     # Shares of 400 have standard errors of 1.1 % and 0.5 %; the spread alone (3 degrees of freedom) exceeds 4.5 in 2 %
     assert np.mean(z < scipy.stats.t.ppf(0.975, 7)) > 0.95 - 4 * 0.011
     assert np.mean(z > 4.5) < 0.0028 + 4 * 0.0026
-    assert 0.85 < np.sqrt(np.mean(se**2) / np.mean(error**2)) < 1.5
+    # Of so few points the Pareto k is uncertain, and where it is high the error is larger by far
+    assert 0.85 < np.median(se) / np.sqrt(np.mean(error**2)) < 1.5
 
 
 def test_scrambles_that_agree_on_a_jump_are_not_taken_for_exact():
@@ -130,3 +132,18 @@ def test_a_mean_of_few_effective_draws_is_not_trusted_even_if_there_are_few_draw
     """A hundred effective draws make the error of a mean a tenth of the sd; all chains count together."""
     assert few_independent(99.0)
     assert not few_independent(100.0)
+
+
+@pytest.mark.parametrize("scrambled", [False, True])
+def test_intervals_cover_the_mean_of_weights_without_a_variance(scrambled):
+    k, rng = 0.6, np.random.default_rng(0)
+    found = [estimate_evidence(-k * np.log(rng.random((16, 512))), scrambled) for _ in range(300)]
+    error = np.array([one.log_evidence + np.log(1.0 - k) for one in found])
+    half = np.array([scipy.stats.t.ppf(0.975, 31 if scrambled else np.inf) * one.standard_error for one in found])
+    assert np.mean(np.abs(error) < half) > 0.92
+
+
+def test_nearly_equal_weights_have_no_heavy_tail():
+    rng = np.random.default_rng(1)
+    heavy = 1e-8 * rng.random((16, 512)) ** -0.6
+    assert estimate_evidence(heavy, scrambled=True).standard_error < 1e-8
