@@ -38,6 +38,10 @@ from ppl_backends.targets.pymc.indices import Indices
 from ppl_backends.targets.pymc.rewrites import simplify
 
 Made = TypeVar("Made")
+ONE_SHAPE = 64  # rows of every block of a target with one compiled shape
+# Operations. Models without loops in Python have at most a few hundred. For 750 of them XLA compiles gradients for ten
+# seconds, for each size of batch, and Hessians for half a minute.
+_LONG, _VERY_LONG = 500, 2000
 BACKENDS = {"auto": ("jax", "numba", "c"), "jax": ("jax",), "numba": ("numba",), "c": ("c",)}
 
 
@@ -95,6 +99,7 @@ class CompiledFunction:
 
         if "jax" in graph.backends:
             check_process()
+            graph.warn_if_very_long()
         self.backend, (function, outputs), reasons = first_backend(
             graph.backends, compiled, f"the {self._kind} of the model"
         )
@@ -123,7 +128,7 @@ class CompiledGraph:
         self._model, self._data, self._shapes = model, dict(data), shapes
         self._functions: dict[str, CompiledFunction] = {}
         self.hessian_is_right: dict[str, bool] = {}  # by part, after the check
-        self._noted = False
+        self._noted = self._said_long = False
         self._lock = RLock()
 
     def function(self, kind: str) -> CompiledFunction:
@@ -152,6 +157,16 @@ class CompiledGraph:
     def _dynamic(self) -> ModelGraph:
         with no_c_compiler():
             return build_graph(self._model, self._data, self._shapes, static=False)
+
+    @cached_property
+    def n_operations(self) -> int:
+        """Return the number of operations of the log density."""
+        return len(io_toposort([], [self._static.log_prior, self._static.log_likelihood]))
+
+    @property
+    def is_long(self) -> bool:
+        """Return whether there are so many operations that few programs should be compiled."""
+        return self.n_operations > _LONG
 
     @cached_property
     def row_bytes(self) -> int:
@@ -223,6 +238,12 @@ class CompiledGraph:
             return compilers.compile_gradient(point, graph.data, outputs)
         return _with_differences(compilers.compile_batched(point, graph.data, outputs))
 
+    @property
+    def can_have_one_shape(self) -> bool:
+        """Return whether the program of one size of block, of values and gradients, can serve all batches."""
+        gradient = self.function("gradient")
+        return gradient.backend == "jax" and gradient.cap >= ONE_SHAPE and self.differentiable
+
     def compiles_hessian(self, part: str) -> bool:
         """Return whether the Hessian is compiled; otherwise it is a difference of gradients."""
         return self.differentiable and not self.factorises and self.hessian_is_right.get(part, True)
@@ -254,6 +275,17 @@ class CompiledGraph:
                 )
                 warnings.warn(message, BackendWarning, stacklevel=user_level())
         return self.hessian_is_right.get(part, True)
+
+    def warn_if_very_long(self) -> None:
+        """Warn, once, that compiling takes minutes."""
+        if self.n_operations > _VERY_LONG and not self._said_long:
+            self._said_long = True
+            message = (
+                f"the log density of {self._model.name or 'the model'} has {self.n_operations} operations, as loops in "
+                "Python make, and JAX may compile it for many minutes: write the loop as pytensor.scan, or as operations "
+                "on arrays"
+            )
+            warnings.warn(message, BackendWarning, stacklevel=user_level())
 
     def note_fallback(self, backend: str, reasons: Sequence[str]) -> None:
         """Warn, once, that a slower backend is in use."""

@@ -23,7 +23,7 @@ from ppl_backends.targets.digest import digest
 from ppl_backends.targets.integral import PriorIntegral
 from ppl_backends.targets.protocol import Array, BaseTarget, Evaluation, as_points, gradient_of, sanitize, undefined
 from ppl_backends.targets.pymc.circle import circular_coordinates, spread
-from ppl_backends.targets.pymc.compile import CompiledGraph, DataArguments
+from ppl_backends.targets.pymc.compile import ONE_SHAPE, CompiledGraph, DataArguments
 from ppl_backends.targets.pymc.data import check_lengths, checked_value, coords_and_dims, resize_dims
 from ppl_backends.targets.pymc.factors import PyMCFactors, factors_or_refusal, has_normal_priors
 from ppl_backends.targets.pymc.graph import (
@@ -45,8 +45,6 @@ from ppl_backends.targets.pymc.prior_terms import PyMCPriorTerms
 from ppl_backends.targets.pymc.priors import PriorSampler
 from ppl_backends.targets.pymc.reasons import reason_of_potential, reason_of_variable
 from ppl_backends.targets.starts import jittered_starts
-
-ONE_SHAPE = 64  # rows of every block of a target with one compiled shape
 
 
 class PyMCTarget(BaseTarget):
@@ -89,7 +87,7 @@ class PyMCTarget(BaseTarget):
     accepts_intractable = False
     # Shared variables that hold observed values of a target that data are drawn for
     _exchangeable: tuple[Variable, ...] = ()
-    _one_shape = False
+    _fixed_batches = False
 
     def __init__(
         self, model: pm.Model, *, backend: str = "auto", cores: int | None = None, data: DataValues | None = None
@@ -151,12 +149,16 @@ class PyMCTarget(BaseTarget):
         Blocks have 64 rows, values come with gradients, and Hessians are differences of these. It is the target itself
         if the backend does not compile for every size of block, or 64 rows exceed the byte budget of a block.
         """
-        function = self._compiled.function("gradient")
-        if function.backend != "jax" or function.cap < ONE_SHAPE or not self.has_gradient:
+        if not self._compiled.can_have_one_shape:
             return self
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, _one_shape=True)
+        other.__dict__.update(self.__dict__, _fixed_batches=True)
         return other
+
+    @property
+    def _one_shape(self) -> bool:
+        """Return whether one program serves all batches: as asked for, or because compiling another takes too long."""
+        return self._fixed_batches or (self._compiled.is_long and self._compiled.can_have_one_shape)
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
         x = as_points(x, self.dim)
@@ -203,7 +205,7 @@ class PyMCTarget(BaseTarget):
         """Return the Hessian ``(n, dim, dim)`` of the joint log density or of the log ``"likelihood"``.
 
         It is compiled by JAX, and compared with differences of gradients at its first use; such differences replace it
-        if the two disagree, if the model factorises matrices, or with the other backends.
+        if the two disagree, if the model factorises matrices or has many operations, or with the other backends.
         """
         if part not in ("joint", "likelihood"):
             raise ModelError(f"part={part!r}: expected 'joint' or 'likelihood'")
