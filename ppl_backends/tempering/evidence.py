@@ -84,9 +84,10 @@ def stepping_stones(betas: Array, increment: Array) -> SteppingStones:
 
 def log_ratios(below: Array, above: Array) -> Array:
     """Return Bennett's log ratios ``(chains, pairs)`` from δℓ ``(chains, scans, pairs)`` below and above, by bisection."""
-    finite = np.where(np.isfinite(below), below, above)
-    low = np.minimum(finite.min(axis=1), above.min(axis=1)) - 50.0
-    high = np.maximum(finite.max(axis=1), above.max(axis=1)) + 50.0
+    largest = np.where(np.isfinite(below), below, above).max(axis=1)
+    smallest, margin = above.min(axis=1), np.log(below.shape[1]) + 1.0
+    # Both ends have known signs of ``excess``. Smaller values below, such as -1e150, would leave no digits to the root.
+    low, high = np.minimum(largest, smallest) - margin, np.maximum(largest, smallest) + margin
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         excess = expit(below - middle[:, None]).mean(axis=1) - expit(middle[:, None] - above).mean(axis=1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.integrate import quad
 
 from ppl_backends import FunctionTarget, sample_tempering
 from ppl_backends.errors import ModelError, SamplerWarning
@@ -233,6 +234,20 @@ def test_stepping_stones_of_exact_draws():
 
 def _same(a, b):
     return np.array_equal(group(a, "posterior")["x"].values, group(b, "posterior")["x"].values)
+
+
+def test_log_likelihoods_that_are_huge_in_the_prior_leave_the_evidence_right():
+    def likelihood(x):
+        value = -np.exp(-20 * x[:, 0])
+        return value, -20 * value[:, None]
+
+    exact = quad(lambda x: stats.norm.pdf(x, 0, 5) * np.exp(-np.exp(-20 * x)), -1, 40, points=(0, 1))[0]
+    target = FunctionTarget(
+        1, likelihood, lambda x: normal(x, 0.0, 5.0), lambda n, rng: 5 * rng.standard_normal((n, 1))
+    )
+    attrs = group(sample_tempering(target, random_seed=1, progressbar=False), "posterior").attrs
+    assert abs(attrs["log_evidence"] - np.log(exact)) < 4 * attrs["log_evidence_se"] < 0.2
+    assert attrs["log_evidence_trusted"]
 
 
 def test_cores_and_executors_change_nothing():
