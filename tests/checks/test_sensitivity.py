@@ -186,3 +186,18 @@ def test_priors_of_a_stan_program_by_variable():
     known = np.stack([stats.norm.logpdf(at["mu"], 0, 5), stats.cauchy.logpdf(at["tau"], 0, 2)], axis=1)
     assert target.prior_terms.names == ("mu", "tau")
     np.testing.assert_allclose(target.prior_terms.values(x), known, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.stan
+@pytest.mark.filterwarnings("error:invalid value:RuntimeWarning")
+def test_priors_by_variable_of_a_stan_program_that_rejects_points():
+    from scipy import stats
+
+    code = """data { int N; vector[N] y; } parameters { real a; real b; }
+    model { if (a + b > 1) reject("large"); a ~ normal(0, 5); b ~ cauchy(0, 2); y ~ normal(a, 1); }"""
+    target = pb.as_target(code, {"N": 3, "y": Y.tolist()})
+    x = np.array([[-0.5, 0.2], [1.5, 1.0]])
+    known = [[stats.norm.logpdf(-0.5, 0, 5), stats.cauchy.logpdf(0.2, 0, 2)], [-np.inf, -np.inf]]
+    assert target.prior_terms.names == ("a", "b")
+    np.testing.assert_allclose(target.prior_terms.values(x), known, atol=1e-9)

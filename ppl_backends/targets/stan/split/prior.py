@@ -240,11 +240,11 @@ def check_split(
         changed = np.asarray(evaluate_full_on_changed_data(points))[usable]
         if (np.abs(changed - full[usable]) <= scale).all():
             raise ModelError(f"{label}: the joint density does not depend on the data that count as observed")
-        if (np.abs(full - prior)[usable] <= scale).all():
+        if (np.abs(full[usable] - prior[usable]) <= scale).all():
             raise ModelError(f"{label}: the part that counts as the prior is the whole density")
         found.append("the likelihood does")
     if evaluate_log_lik is not None:
-        gap = np.asarray(evaluate_log_lik(points))[usable] - (full - prior)[usable]
+        gap = np.asarray(evaluate_log_lik(points))[usable] - (full[usable] - prior[usable])
         largest = float(np.abs(gap).max())
         same = bool((np.abs(gap) <= 10 * scale).all())
         found.append("it equals sum(log_lik)" if same else f"it differs from sum(log_lik) by up to {largest:.3g}")

@@ -22,7 +22,7 @@ from ppl_backends.targets.stan.split.derivation import LIKELIHOOD, Derivation, d
 from ppl_backends.targets.stan.split.statements import Statement, without
 
 SWITCHES = "pb_prior_terms"
-CHECK_POINTS, TOLERANCE = 5, 1e-8
+TRIED_POINTS, CHECK_POINTS, TOLERANCE = 100, 5, 1e-8
 
 
 def prior_terms(compiled: CompiledProgram, prior: CompiledModel) -> PriorTerms:
@@ -34,10 +34,13 @@ def prior_terms(compiled: CompiledProgram, prior: CompiledModel) -> PriorTerms:
         terms = SwitchedPrior(compiled)
     except ModelError:
         return whole
-    x = np.random.default_rng(0).uniform(-2.0, 2.0, size=(CHECK_POINTS, compiled.dim))
+    x = np.random.default_rng(0).uniform(-2.0, 2.0, size=(TRIED_POINTS, compiled.dim))
     known = whole.values(x)[:, 0]
+    possible = np.flatnonzero(np.isfinite(known))[:CHECK_POINTS]  # the program may reject the others
+    x, known = x[possible], known[possible]
     error = np.abs(terms.values(x).sum(axis=1) - known)
-    return terms if (error <= TOLERANCE * (1.0 + np.abs(known))).all() else whole
+    same = len(x) > 0 and (error <= TOLERANCE * (1.0 + np.abs(known))).all()
+    return terms if same else whole
 
 
 class WholeStanPrior(PriorTerms):
@@ -77,7 +80,8 @@ class SwitchedPrior(PriorTerms):
 
     def values(self, x: Array) -> Array:
         jacobians, _ = self._none.evaluate(x, False, self._cores)
-        return np.stack([model.evaluate(x, False, self._cores)[0] - jacobians for model in self._each], axis=1)
+        each = [model.evaluate(x, False, self._cores)[0] for model in self._each]
+        return np.stack([_change(value, jacobians) for value in each], axis=1)
 
     def sum(self, x: Array, weights: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         jacobians, jacobian_slope = self._none.evaluate(x, gradient, self._cores)
@@ -85,10 +89,15 @@ class SwitchedPrior(PriorTerms):
         for weight, model in zip(weights, self._each, strict=True):
             if weight:
                 value, slope = model.evaluate(x, gradient, self._cores)
-                total += weight * (value - jacobians)
+                total += weight * _change(value, jacobians)
                 if slope is not None and jacobian_slope is not None:
                     total_slope += weight * (slope - jacobian_slope)
         return total, total_slope if gradient else None
+
+
+def _change(value: Array, jacobians: Array) -> Array:
+    """Return the difference of log densities; -inf where the program rejects a point with and without the term."""
+    return np.subtract(value, jacobians, out=np.full_like(value, -np.inf), where=np.isfinite(jacobians))
 
 
 def switched_program(derivation: Derivation) -> tuple[str, tuple[str, ...]]:
