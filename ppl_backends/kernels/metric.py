@@ -19,6 +19,8 @@ from ppl_backends.targets.protocol import Array, Index
 
 # Points further out than this many robust standard deviations are cut to it in the correlations.
 _WINSOR = 3.0
+_MUCH_NARROWER = 0.5
+_POINTS_A_DIRECTION = 20  # distinct ones, from which they determine all directions
 
 
 def metric_from_points(x: Array, reference: Gaussian | None = None) -> Gaussian:
@@ -31,13 +33,17 @@ def metric_from_points(x: Array, reference: Gaussian | None = None) -> Gaussian:
     Scales are half the distance between the 16 % and 84 % quantiles, so that a Cauchy tail does not inflate them.
     Correlations are those of the standardised points cut at ±3, shrunk towards zero by the intensity that minimises the
     expected squared error (Schäfer & Strimmer 2005, target D), which keeps the matrix positive definite when dim > n.
+    The cut and the shrinkage widen a narrow ridge of collinear coordinates. If there are points enough to determine
+    every direction, the directions in which they are much narrower than this covariance have their own scales.
     """
     if reference is not None:
         rest = metric_from_points(reference.whiten(x))
         factor = reference.factor @ rest.factor if rest.factor.ndim == 2 else reference.factor * rest.factor
         return Gaussian(reference.place(np.atleast_2d(rest.mean))[0], factor)
     with threads_worth_having(x.size * x.shape[1]):
-        return _robust_metric(x)
+        found = _robust_metric(x)
+        distinct = len(np.unique(x[:, 0]))  # copies of a few points lie on a ridge, too
+        return found if distinct < _POINTS_A_DIRECTION * x.shape[1] else _narrowed(found, x)
 
 
 def scales_from_points(x: Array, reference: Gaussian | None = None) -> Gaussian:
@@ -82,6 +88,21 @@ def _robust_metric(x: Array) -> Gaussian:
         eigenvalues, vectors = np.linalg.eigh(correlation)
         root = vectors * np.sqrt(np.maximum(eigenvalues, 1e-10 * eigenvalues[-1]))
         return Gaussian(centre, scale[:, None] * np.linalg.qr(root.T)[1].T)
+
+
+def _narrowed(metric: Gaussian, x: Array) -> Gaussian:
+    """Return the metric with the scales of the points in the directions in which they are much narrower."""
+    y = metric.whiten(x)
+    _, axes = np.linalg.eigh(np.atleast_2d(np.cov(y.T)))
+    _, width = median_and_width(y @ axes)
+    narrow = (width > 0) & (width < _MUCH_NARROWER)
+    if not narrow.any():
+        return metric
+    root = (np.diag(metric.factor) if metric.factor.ndim == 1 else metric.factor) @ (
+        axes * np.where(narrow, width, 1.0)
+    )
+    factor = np.linalg.qr(root.T)[1].T
+    return Gaussian(metric.mean, factor * np.sign(np.diag(factor)))
 
 
 @dataclass(frozen=True)

@@ -288,6 +288,19 @@ def test_a_reference_leaves_a_metric_little_to_estimate():
     assert np.abs(informed.mean - 3.0).max() < 5 * 1.5 / 200**0.5  # medians
 
 
+def test_a_metric_is_as_narrow_as_a_ridge():
+    """The last coordinate is the sum of the others, but for 10⁻⁴; shrunken correlations are two decades wider."""
+    rng = np.random.default_rng(7)
+    for dim in (3, 10):
+        factor = np.eye(dim)
+        factor[-1] = [*np.ones(dim - 1), 1e-4]
+        for n in (200, 2000):
+            metric = metric_from_points(3.0 + rng.standard_normal((n, dim)) @ factor.T)
+            assert np.linalg.cond(np.linalg.solve(metric.factor, factor)) < 4.0
+    few = metric_from_points(np.repeat(rng.standard_normal((5, 3)) @ factor[-3:, -3:].T, 100, axis=0))
+    assert np.linalg.svd(few.factor)[1][-1] > 0.01  # five points do not determine a ridge
+
+
 def test_metric_is_positive_definite_with_fewer_points_than_coordinates():
     rng = np.random.default_rng(4)
     metric = metric_from_points(rng.standard_normal((20, 50)))
