@@ -9,6 +9,7 @@ import xarray as xr
 from ppl_backends.results.inference_data import ARVIZ_MAJOR
 
 ONE_DENSITY = "a variable such as pm.AR has one density for its whole series; write its rows by lagged values"
+NO_OBSERVED_VARIABLE = "the model has no observed variable: write a likelihood that is a Potential as pm.CustomDist"
 
 
 def elpd_data(pointwise: xr.DataArray, pareto_k: xr.DataArray, p: float, n_samples: int, good_k: float) -> Any:

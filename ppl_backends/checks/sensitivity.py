@@ -31,6 +31,7 @@ from ppl_backends.checks.moving import (
     move_draws,
     units_after,
 )
+from ppl_backends.checks.predictive import NO_OBSERVED_VARIABLE
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.marginal_likelihood.draws import read_draws
 from ppl_backends.marginal_likelihood.necks import check_draws
@@ -239,7 +240,8 @@ def sensitivity(
     Raises
     ------
     ModelError
-        If the model does not separate prior and likelihood, the draws are not of the model, or a name is unknown.
+        If the model does not separate prior and likelihood, its likelihood is a Potential, the draws are not of the model,
+        or a name is unknown.
 
     Warns
     -----
@@ -266,6 +268,8 @@ def sensitivity(
     target = as_target(model, data, cores=cores, **target_options)
     if not target.has_split or target.is_estimated:
         raise ModelError(f"{target.split_problem or target.label + ': the likelihood is an estimate'}")
+    if target.has_potentials and target.observations is not None and not target.observations.n:
+        raise ModelError(f"{target.label}: there is no likelihood besides the Potentials: {NO_OBSERVED_VARIABLE}")
     found = read_draws(idata, target, model)
     components = _components(target, prior_variables)
     asked = [(name, power) for name in components for power in powers if power != 1]

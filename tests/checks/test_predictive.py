@@ -157,6 +157,19 @@ def test_a_series_with_one_density_is_named():
     assert np.isnan(loo.se)
 
 
+def test_a_likelihood_of_potentials_has_no_observations():
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        pm.Potential("likelihood", pm.logp(pm.Normal.dist(mu, 1), np.ones(5)).sum())
+    idata = {"mu": np.random.default_rng(0).normal(5 / 6, 6**-0.5, size=(4, 500))}
+    message = r"the model has no observed variable: write a likelihood that is a Potential as pm\.CustomDist$"
+    for call in (pb.loo_moment_match, pb.sensitivity):
+        with pytest.raises(ModelError, match=message):
+            call(idata, model)
+    with pytest.raises(ModelError, match=message):
+        pb.lfo(model, progressbar=False)
+
+
 def test_a_refit_gives_the_density_of_its_row(target):
     from ppl_backends.checks.lfo import _refit
 
