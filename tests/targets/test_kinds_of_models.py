@@ -129,3 +129,14 @@ def test_names_of_dimensions_are_refused_before_a_run(name):
         pm.Normal(name)
     with pytest.raises(ModelError, match=f"variable '{name}' has the name of a dimension"):
         pb.as_target(model)
+
+
+def test_integers_and_booleans_stay_what_they_are():
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 2, shape=3)
+        pm.Deterministic("positive", x > 0)
+        pm.Deterministic("largest", x.argmax())
+    posterior = pb.sample_importance(model, draws=100, chains=2, random_seed=1, progressbar=False).posterior
+    assert (posterior["positive"].dtype, posterior["largest"].dtype) == (bool, np.int64)
+    np.testing.assert_array_equal(posterior["positive"], posterior["x"] > 0)
+    np.testing.assert_array_equal(posterior["largest"], posterior["x"].argmax(axis=2))

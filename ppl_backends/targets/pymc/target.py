@@ -113,6 +113,7 @@ class PyMCTarget(BaseTarget):
         self.observed_data = observed_values(model, self._data)
         self.constant_data = self._constant_data()
         self.coords, self.dims = coords_and_dims(model, self._data)
+        self.dtypes = {each.name: each.dtype for each in model.deterministics if np.dtype(each.dtype).kind in "biu"}
         self.observations = PyMCObservations(self)
 
     @property
