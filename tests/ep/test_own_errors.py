@@ -127,6 +127,7 @@ def test_a_mode_that_ep_misses_is_named(seed):
     off = abs(q.log_evidence - exact)
     assert off < 0.1 or q.trouble
     assert off > 0.1 or not q.trouble
+    assert q.converged != bool(q.trouble)
 
 
 def beta_binomial(y, trials, scale):

@@ -111,10 +111,11 @@ def fit_ep(
     -----
     ApproximationWarning
         If EP did not converge, with its last change, or the posterior is improper, or by weighted points a standard
-        deviation is off by more than 20 %, a mean by 0.2 standard deviations or the log evidence by 0.5; ``converged`` is
-        then False. If sites with several modes interact, such as spikes and slabs of correlated predictors. If EP's estimate
-        of its own error exceeds 10 % for a standard deviation (15 % given one predictor or coordinate, 20 % at
-        hyper-parameters away from their mode), or 0.02 for a component's probability.
+        deviation is off by more than 20 %, a mean by 0.2 standard deviations or the log evidence by 0.5, or there is
+        another mode with more than 1 % of the mass; ``converged`` is then False. If sites with several modes interact, such
+        as spikes and slabs of correlated predictors. If EP's estimate of its own error exceeds 10 % for a standard
+        deviation (15 % given one predictor or coordinate, 20 % at hyper-parameters away from their mode), or 0.02 for a
+        component's probability.
 
     References
     ----------

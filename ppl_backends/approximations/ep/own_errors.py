@@ -78,6 +78,7 @@ def checked_by_itself(result: Result) -> Result:
     if not trouble and _has_several_modes(given.factors):
         figures["other_mode_share"] = share_of_another_mode(FactorsTarget(given.factors), given)
         trouble = reason_of_another_mode(figures["other_mode_share"])
+        usable = not trouble
     if not trouble and isinstance(result, EPMixture) and result.target is not None:
         trouble = mode_missed_by(result, result.target)
         usable = not trouble
