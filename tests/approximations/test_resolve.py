@@ -72,6 +72,23 @@ def test_a_start_for_which_ep_takes_too_many_evaluations_is_from_laplace():
     assert _ep_where_it_works(target) is None
 
 
+@pytest.mark.slow
+@pytest.mark.stan
+def test_a_start_for_which_a_program_tabulates_sites_again_and_again_is_from_laplace():
+    """Student observations with unknown scale and degrees of freedom need hundreds of tables, one for each pair."""
+    code = """data { int N; vector[N] x, y; } parameters { real a, b; real<lower=0> s; real<lower=1> nu; }
+    model { a ~ normal(0, 5); b ~ normal(0, 5); s ~ cauchy(0, 2); nu ~ gamma(2, 0.1); y ~ student_t(nu, a + b * x, s); }
+    generated quantities { vector[N] eta = a + b * x; vector[N] log_lik;
+      for (n in 1:N) log_lik[n] = student_t_lpdf(y[n] | nu, eta[n], s); }"""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=40)
+    target = as_target(code, {"N": 40, "x": x, "y": 1 + 2 * x + rng.standard_t(3, 40)})
+    assert target.factors.hyper_names == ("s", "nu")
+    with pytest.raises(BudgetSpentError):
+        fixed_point(target, CALLS_OF_A_START)
+    assert _ep_where_it_works(target) is None
+
+
 def test_hierarchies_are_far_within_the_budget_of_a_start():
     rng = np.random.default_rng(0)
     group, y = np.arange(40) % 8, rng.poisson(2.0, 40)

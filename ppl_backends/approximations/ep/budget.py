@@ -13,6 +13,7 @@ from contextvars import ContextVar
 CALL = 2000  # points that take as long as a call by itself
 CHEAPEST = 8  # points for each site in a call of the cheapest rule
 BISECTION = 4.0  # calls of a rule that take as long as one by panels, with what is done between two
+PROGRAM = 20.0  # calls of a rule that take as long as a program that returns the sites at as many points
 
 _left: ContextVar[list[float] | None] = ContextVar("evaluations_left", default=None)
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from scipy.linalg import LinAlgError
 from scipy.special import logsumexp
 
+from ppl_backends.approximations.ep.budget import PROGRAM, spend
 from ppl_backends.approximations.ep.evidence import evidence_gradient
 from ppl_backends.approximations.ep.marginals import mixed_marginals, warn_if_large
 from ppl_backends.approximations.ep.result import EPApproximation, LeaveOneOut, leave_one_out, unchecked_marginals
@@ -148,7 +149,7 @@ class _Posterior:
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
-                factors = self._factors.at(phi)
+                factors = self._given(phi)
                 same = start is not None and len(start.sites.tau) == factors.n_sites
                 fit = self._fit(factors, start if same else None)
         except (ModelError, LinAlgError, FloatingPointError):
@@ -160,6 +161,14 @@ class _Posterior:
         value = fit.log_evidence + self._factors.log_hyper_prior(phi)
         return Node(phi, float(value), fit) if np.isfinite(value) else None
 
+    def _given(self, phi: Array) -> Any:
+        """Return the factors given φ, and count the evaluations of a program that set up their sites."""
+        factors = self._factors.at(phi)
+        for family, *_ in factors.sites.pieces(None):
+            if family.nodes:
+                spend(family.n * family.nodes, family.n, PROGRAM)
+        return factors
+
     def gradient(self, node: Node) -> Array | None:
         """Return the gradient of the log posterior at a node; None if EP did not converge."""
         if not node.fit.converged:
@@ -170,8 +179,7 @@ class _Posterior:
 
         try:
             return (
-                evidence_gradient(self._factors.at, node.phi, node.fit)
-                + central_differences(log_prior, node.phi[None])[0]
+                evidence_gradient(self._given, node.phi, node.fit) + central_differences(log_prior, node.phi[None])[0]
             )
         except (ModelError, LinAlgError):
             return None

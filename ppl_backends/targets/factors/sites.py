@@ -62,6 +62,7 @@ class SiteFamily:
 
     n: int
     log_concave: bool = False  #: whether all sites are known to be log-concave
+    nodes: int = 0  #: points at which a program was evaluated to set up each site
 
     def __init__(self, **parameters: Any) -> None:
         arrays = {name: np.asarray(value, dtype=np.float64) for name, value in parameters.items()}
