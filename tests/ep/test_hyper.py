@@ -12,6 +12,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import ppl_backends as pb
+from ppl_backends.approximations.ep import Logit
 from ppl_backends.approximations.hyper import MAX_NODES, PART, lattice, narrowed, net
 from ppl_backends.approximations.hyper_modes import share_around
 from ppl_backends.approximations.hyper_narrow import narrow_hyper_mode
@@ -192,7 +193,8 @@ def test_impossible_data_are_named(likelihood, wrong, where):
     from ppl_backends.approximations.ep.hyper import MOST_SWEEPS, _Posterior
 
     failed = SimpleNamespace(converged=False, diagnostics={"sweeps": 200.0}, log_evidence=0.0)
-    factors = SimpleNamespace(at=lambda phi: None, log_hyper_prior=lambda phi: 0.0)
+    given = pb.Factors([[1.0]], 0.0, Logit([1]), prior_mean=0.0, prior_precision=1.0)
+    factors = SimpleNamespace(at=lambda phi: given, log_hyper_prior=lambda phi: 0.0)
     posterior = _Posterior(factors, lambda factors, start: failed)
     found = [posterior.node(np.zeros(1)) is not None for _ in range(30)]
     assert sum(found) == posterior.runs == MOST_SWEEPS // 200 + 1
