@@ -151,6 +151,7 @@ MOST_HYPER_PARAMETERS = 6
 PART, FAR_PART, MOST_PARTS = 128, 64, 4  # points of a net
 DISTANCES = (2.0, 4.0, 8.0)  # in standard deviations at the mode, at which the density shows the tails
 WIDEST = 4.0  # scale of a far part, in the same units
+IN_TAIL = 0.5  # marginal sds from the mean at which other coordinates are seen as in the tail
 NET_DF, WIDER = 8.0, 1.2  # degrees of freedom; scale of a Student t over that of the points so far
 AGREE = 0.15  # change of a mean or standard deviation, in standard deviations, below which no more points are added
 KERNEL = 0.8  # the kernels' sd over the spacing of a lattice
@@ -253,12 +254,15 @@ def _flood(evaluate: Evaluate, mode: Any, step: Array) -> tuple[dict[Index, Any]
 def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     """Return points with importance weights: of split Student t, at the mode and then by the moments so far.
 
-    A tail that the density near the mode does not show, as that of a scale towards zero, has further points from the
-    start. One that these do not show widens the next part. Parts are added until they agree.
+    A tail that the density near the mode does not show has further points from the start. One that these do not show
+    widens the next part. Parts are added until they agree. A tail along a coordinate, as of the log of a scale towards
+    zero, has points in each part, and all parts are added: few points are there, and agree by chance.
     """
     p, rng = len(mode.phi), np.random.default_rng(0)
     near, far = _SplitStudent.around(evaluate, mode, scale)
     new = [(near, PART)] if (far.sides <= WIDER * near.sides).all() else [(near, PART), (far, FAR_PART)]
+    tails = _tails(evaluate, mode, scale)
+    new += [(tail.around(mode.phi, scale @ scale.T), FAR_PART) for tail in tails]
     parts: list[tuple[_SplitStudent, int]] = []
     phi = np.empty((0, p))
     nodes: list[Any] = []
@@ -276,9 +280,10 @@ def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
         if len(kept) < 2 * p or len(moments) == MOST_PARTS - 1:
             break
         moments.append(moments_of(phi[kept], weights))
-        if len(moments) > 1 and _agree(*moments[-2:]):
+        if len(moments) > 1 and not tails and _agree(*moments[-2:]):
             break
         new = [(_SplitStudent.of_points(phi[kept], weights, *moments[-1]), PART)]
+        new += [(tail.of_points(phi[kept], weights), FAR_PART) for tail in tails]
     effective = 1 / float(weights @ weights)
     spread = float(np.clip((4 / (p + 2) / effective) ** (1 / (p + 4)), 0.1, 0.7))  # Silverman's rule
     log_evidence = float(logsumexp(log_weights) - np.log(len(nodes)))
@@ -327,6 +332,44 @@ class _SplitStudent(NamedTuple):
         z = np.linalg.solve(self.scale, (x - self.centre).T).T
         each = student_t.logpdf(z / np.where(z < 0, *self.sides), NET_DF) + np.log(2.0 / self.sides.sum(axis=0))
         return np.asarray(each.sum(axis=1) - np.linalg.slogdet(self.scale)[1])
+
+
+class _Tail(NamedTuple):
+    """A side of a coordinate, -1 or 1, on which the density falls slowly, and its width there."""
+
+    coordinate: int
+    side: int
+    width: float
+
+    def around(self, centre: Array, cov: Array) -> _SplitStudent:
+        """Return a distribution with this tail, in which the coordinate is independent of the others."""
+        j, cov, sides = self.coordinate, cov.copy(), np.full((2, len(centre)), WIDER)
+        sd = cov[j, j] ** 0.5
+        cov[j, :] = cov[:, j] = 0.0
+        cov[j, j] = sd**2
+        sides[:, j] = 0.5
+        sides[(self.side + 1) // 2, j] = np.clip(self.width / sd, 1.0, WIDEST)
+        return _SplitStudent(centre, np.linalg.cholesky(cov), sides)
+
+    def of_points(self, points: Array, weights: Array) -> _SplitStudent:
+        """Return the same around weighted points, the other coordinates with the moments that they have in the tail."""
+        j, (mean, root) = self.coordinate, moments_of(points, weights)
+        centre, cov = mean, root @ root.T
+        sd = cov[j, j] ** 0.5
+        there = np.where(self.side * (points[:, j] - mean[j]) > IN_TAIL * sd, weights, 0.0)
+        if there.sum() ** 2 > 3 * len(mean) * (there @ there):  # enough points for moments
+            centre, root = moments_of(points, there / there.sum())
+            cov = root @ root.T
+            centre[j], cov[j, j] = mean[j], sd**2
+        return self.around(centre, cov)
+
+
+def _tails(evaluate: Evaluate, mode: Any, scale: Array) -> list[_Tail]:
+    """Return the tails along coordinates that conditional standard deviations at the mode do not show."""
+    conditional = 1 / np.sqrt(np.diag(np.linalg.inv(scale @ scale.T)))
+    near, far = _SplitStudent.around(evaluate, mode, np.diag(conditional))
+    wide = zip(*np.nonzero(far.sides > WIDER * near.sides), strict=True)
+    return [_Tail(int(j), 2 * int(row) - 1, float(far.sides[row, j] * conditional[j])) for row, j in wide]
 
 
 def _widths(evaluate: Evaluate, mode: Any, column: Array) -> list[float]:

@@ -77,7 +77,7 @@ def stepping_stones(betas: Array, increment: Array) -> SteppingStones:
         log_up.sum(axis=1),
         -log_down.sum(axis=1),
         variance_of_mean(forward_terms - terms),
-        float(min(_BATCHES, increment.shape[1]) - 1),
+        float(max(1, min(_BATCHES, increment.shape[1]) - 1)),
         np.concatenate([[0.0], np.cumsum(ratio.mean(axis=0))]),
     )
 

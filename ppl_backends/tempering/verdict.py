@@ -102,6 +102,8 @@ def _of_draws(run: Run, found: Diagnostics, names: Sequence[str]) -> list[str]:
 
 def _of_evidence(found: Diagnostics) -> list[str]:
     said = found.evidence.reasons
+    if not np.isfinite(found.evidence.standard_error):
+        said.append("the log evidence has no finite standard error: increase tune and draws")
     gap, error = found.stones.gap
     if not abs(gap) <= _DISAGREEMENT * error + 1e-6:
         said.append(

@@ -251,6 +251,32 @@ def test_net_has_points_in_a_far_tail(share):
     assert abs(design.log_evidence) < 0.01
 
 
+def test_net_has_points_in_a_tail_along_a_coordinate_that_is_no_axis_at_the_mode():
+    """The first of four is the log of a scale that reaches zero; the others follow it near its mode only."""
+    mode, sd = np.array([-np.log(9), 0.0, 0.0, 0.0]), 0.25
+
+    def first(f):
+        return f - 10 * np.logaddexp(0, f)
+
+    def mean_of_others(f):
+        return 0.5 * np.tanh(4 * (f - mode[0]))
+
+    def node(phi, start=None):
+        others = stats.norm.logpdf(phi[1:], mean_of_others(phi[0]), sd).sum()
+        return SimpleNamespace(phi=phi, fit=None, log_posterior=first(phi[0]) + others)
+
+    f = np.linspace(-40, 10, 8001)
+    weights = np.exp(first(f) - logsumexp(first(f)))
+    mean, follow = weights @ f, weights @ mean_of_others(f)
+    sds = np.sqrt([weights @ (f - mean) ** 2, *[sd**2 + weights @ (mean_of_others(f) - follow) ** 2] * 3])
+    precision = np.diag([9 / 10 + 3 * 4 / sd**2, *[1 / sd**2] * 3])  # at the mode, where the others have slope 2
+    precision[0, 1:] = precision[1:, 0] = -2 / sd**2
+    values, vectors = np.linalg.eigh(precision)
+    found, factor = net(node, node(mode), vectors / np.sqrt(values)).moments()
+    assert np.abs((found - [mean, *[follow] * 3]) / sds).max() < 0.1
+    np.testing.assert_allclose(np.sqrt((factor**2).sum(axis=1)), sds, rtol=0.1)
+
+
 def test_net_of_a_gaussian_has_two_parts():
     def node(phi, start=None):
         return SimpleNamespace(phi=phi, fit=None, log_posterior=-0.5 * float(phi @ phi))

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from ppl_backends.tempering.replicas import at_points, calibrated, kernels_of
 from ppl_backends.tempering.run import Run, begin, run_ensemble
 from ppl_backends.tempering.sample import _evidence
 from ppl_backends.tempering.scan import Ensemble, Plan, Record, round_lengths, scan
+from ppl_backends.tempering.verdict import _of_evidence
 
 LOG_2PI = np.log(2 * np.pi)
 
@@ -378,3 +380,9 @@ def test_the_reference_is_drawn_for_many_scans_at_once():
     target = FunctionTarget(1, near_one, lambda x: (stats.norm.logpdf(x[:, 0]), -x), draws)
     sample_tempering(target, draws=300, tune=100, chains=2, random_seed=1, progressbar=False)
     assert len(calls) < 15
+
+
+def test_an_evidence_without_a_finite_error_is_not_trusted():
+    stones = stepping_stones(np.array([0.0, 1.0]), np.zeros((2, 1, 2)))  # a single scan shows no variance
+    found = SimpleNamespace(evidence=stones.combined, stones=stones)
+    assert _of_evidence(found) == ["the log evidence has no finite standard error: increase tune and draws"]
