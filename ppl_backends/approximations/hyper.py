@@ -262,7 +262,8 @@ def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     near, far = _SplitStudent.around(evaluate, mode, scale)
     new = [(near, PART)] if (far.sides <= WIDER * near.sides).all() else [(near, PART), (far, FAR_PART)]
     tails = _tails(evaluate, mode, scale)
-    new += [(tail.around(mode.phi, scale @ scale.T), FAR_PART) for tail in tails]
+    each = FAR_PART >> max(0, (len(tails) - 1).bit_length() - 2)  # at most four times FAR_PART in all, a power of two
+    new += [(tail.around(mode.phi, scale @ scale.T), each) for tail in tails]
     parts: list[tuple[_SplitStudent, int]] = []
     phi = np.empty((0, p))
     nodes: list[Any] = []
@@ -283,7 +284,7 @@ def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
         if len(moments) > 1 and not tails and _agree(*moments[-2:]):
             break
         new = [(_SplitStudent.of_points(phi[kept], weights, *moments[-1]), PART)]
-        new += [(tail.of_points(phi[kept], weights), FAR_PART) for tail in tails]
+        new += [(tail.of_points(phi[kept], weights), each) for tail in tails]
     effective = 1 / float(weights @ weights)
     spread = float(np.clip((4 / (p + 2) / effective) ** (1 / (p + 4)), 0.1, 0.7))  # Silverman's rule
     log_evidence = float(logsumexp(log_weights) - np.log(len(nodes)))
@@ -349,7 +350,7 @@ class _Tail(NamedTuple):
         cov[j, j] = sd**2
         sides[:, j] = 0.5
         sides[(self.side + 1) // 2, j] = np.clip(self.width / sd, 1.0, WIDEST)
-        return _SplitStudent(centre, np.linalg.cholesky(cov), sides)
+        return _SplitStudent(centre, np.asarray(np.linalg.cholesky(cov), dtype=np.float64), sides)
 
     def of_points(self, points: Array, weights: Array) -> _SplitStudent:
         """Return the same around weighted points, the other coordinates with the moments that they have in the tail."""

@@ -291,16 +291,29 @@ def test_a_row_of_zeros_is_a_constant(fitted):
     assert q.log_evidence == pytest.approx(fitted.log_evidence - 1 - np.log(2), abs=1e-6)
 
 
-def test_a_narrow_mode_of_three_hyper_parameters_in_a_wide_one_is_flagged():
-    model = pb.LatentGaussian(
+def narrow_and_wide(narrow):
+    """Return a model whose likelihood is the same for all of three hyper-parameters with two modes at zero."""
+    return pb.LatentGaussian(
         sparse.eye_array(3),
         Poisson(COUNTS[:3]),
         mean=1.0,
         hyper_start=[0.0, 0.0, 0.0],
-        hyper_prior=lambda phi: np.logaddexp(*(stats.norm.logpdf(phi, 0, sd).sum() for sd in (0.1, 1.0))),
+        hyper_prior=lambda phi: np.logaddexp(*(stats.norm.logpdf(phi, 0, sd).sum() for sd in (narrow, 1.0))),
     )
+
+
+def test_a_narrow_mode_of_three_hyper_parameters_in_a_wide_one_is_integrated_over():
+    fit = quiet(narrow_and_wide(0.1))
+    one = quiet(pb.LatentGaussian(sparse.eye_array(3), Poisson(COUNTS[:3]), mean=1.0))
+    assert fit.converged
+    assert fit.log_evidence == pytest.approx(one.log_evidence + np.log(2), abs=0.05)
+    square = fit.hyper.weights @ fit.hyper.points**2
+    np.testing.assert_allclose(np.sqrt(square), np.sqrt((0.1**2 + 1) / 2), rtol=0.1)
+
+
+def test_a_very_narrow_mode_of_three_hyper_parameters_in_a_wide_one_is_flagged():
     with pytest.warns(ApproximationWarning, match=r"around the points has \d+% of the mass"):
-        assert not quiet(model).converged
+        assert not quiet(narrow_and_wide(0.05)).converged
 
 
 @pytest.mark.slow
