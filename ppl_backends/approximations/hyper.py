@@ -154,6 +154,7 @@ WIDEST = 4.0  # scale of a far part, in the same units
 IN_TAIL = 0.5  # marginal sds from the mean at which other coordinates are seen as in the tail
 NET_DF, WIDER = 8.0, 1.2  # degrees of freedom; scale of a Student t over that of the points so far
 AGREE = 0.15  # change of a mean or standard deviation, in standard deviations, below which no more points are added
+AGREE_IN_TAILS = 0.05  # the same with tails along coordinates, where few points may agree by chance
 KERNEL = 0.8  # the kernels' sd over the spacing of a lattice
 
 
@@ -255,8 +256,8 @@ def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     """Return points with importance weights: of split Student t, at the mode and then by the moments so far.
 
     A tail that the density near the mode does not show has further points from the start. One that these do not show
-    widens the next part. Parts are added until they agree. A tail along a coordinate, as of the log of a scale towards
-    zero, has points in each part, and all parts are added: few points are there, and agree by chance.
+    widens the next part. A tail along a coordinate, as of the log of a scale towards zero, has points in each part. Parts
+    are added until they agree.
     """
     p, rng = len(mode.phi), np.random.default_rng(0)
     near, far = _SplitStudent.around(evaluate, mode, scale)
@@ -281,7 +282,7 @@ def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
         if len(kept) < 2 * p or len(moments) == MOST_PARTS - 1:
             break
         moments.append(moments_of(phi[kept], weights))
-        if len(moments) > 1 and not tails and _agree(*moments[-2:]):
+        if len(moments) > 1 and _agree(*moments[-2:], AGREE_IN_TAILS if tails else AGREE):
             break
         new = [(_SplitStudent.of_points(phi[kept], weights, *moments[-1]), PART)]
         new += [(tail.of_points(phi[kept], weights), each) for tail in tails]
@@ -291,10 +292,10 @@ def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     return Design([nodes[k] for k in kept], log_weights, log_evidence, spread, 1 - len(kept) / len(nodes), None)
 
 
-def _agree(some: tuple[Array, Array], others: tuple[Array, Array]) -> bool:
-    """Return whether means and standard deviations differ by little, in standard deviations."""
+def _agree(some: tuple[Array, Array], others: tuple[Array, Array], by: float) -> bool:
+    """Return whether means and standard deviations differ by less, in standard deviations."""
     sd, other = (np.sqrt((root**2).sum(axis=1)) for _, root in (some, others))
-    return bool(max(np.abs(sd / other - 1).max(), (np.abs(some[0] - others[0]) / sd).max()) < AGREE)
+    return bool(max(np.abs(sd / other - 1).max(), (np.abs(some[0] - others[0]) / sd).max()) < by)
 
 
 class _SplitStudent(NamedTuple):
