@@ -150,7 +150,7 @@ MAX_SHARE = 0.2  # Σ w² above which a lattice is too coarse for the posterior 
 MOST_HYPER_PARAMETERS = 6
 PART, FAR_PART, MOST_PARTS = 128, 64, 4  # points of a net
 DISTANCES = (2.0, 4.0, 8.0)  # in standard deviations at the mode, at which the density shows the tails
-WIDEST = 4.0  # scale of a far part, in the same units
+WIDEST_NEAR, WIDEST = 3.0, 4.0  # scales of a near and of a far part, in the same units
 IN_TAIL = 0.5  # marginal sds from the mean at which other coordinates are seen as in the tail
 NET_DF, WIDER = 8.0, 1.2  # degrees of freedom; scale of a Student t over that of the points so far
 AGREE = 0.15  # change of a mean or standard deviation, in standard deviations, below which no more points are added
@@ -263,7 +263,7 @@ def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
     near, far = _SplitStudent.around(evaluate, mode, scale)
     new = [(near, PART)] if (far.sides <= WIDER * near.sides).all() else [(near, PART), (far, FAR_PART)]
     tails = _tails(evaluate, mode, scale)
-    each = FAR_PART >> max(0, (len(tails) - 1).bit_length() - 2)  # at most four times FAR_PART in all, a power of two
+    each = next(n for n in (FAR_PART, FAR_PART // 2, FAR_PART // 4) if n * len(tails) <= 4 * FAR_PART)
     new += [(tail.around(mode.phi, scale @ scale.T), each) for tail in tails]
     parts: list[tuple[_SplitStudent, int]] = []
     phi = np.empty((0, p))
@@ -282,10 +282,10 @@ def net(evaluate: Evaluate, mode: Any, scale: Array) -> Design:
         if len(kept) < 2 * p or len(moments) == MOST_PARTS - 1:
             break
         moments.append(moments_of(phi[kept], weights))
-        if len(moments) > 1 and _agree(*moments[-2:], AGREE_IN_TAILS if tails else AGREE):
+        if len(moments) > 1 and _agree(moments[-2], moments[-1], AGREE_IN_TAILS if tails else AGREE):
             break
         new = [(_SplitStudent.of_points(phi[kept], weights, *moments[-1]), PART)]
-        new += [(tail.of_points(phi[kept], weights), each) for tail in tails]
+        new += [(tail.of_points(phi[kept], weights, *moments[-1]), each) for tail in tails]
     effective = 1 / float(weights @ weights)
     spread = float(np.clip((4 / (p + 2) / effective) ** (1 / (p + 4)), 0.1, 0.7))  # Silverman's rule
     log_evidence = float(logsumexp(log_weights) - np.log(len(nodes)))
@@ -312,7 +312,7 @@ class _SplitStudent(NamedTuple):
         for j, column in enumerate(scale.T):
             for row, sign in enumerate((-1.0, 1.0)):
                 widths = _widths(evaluate, mode, sign * column)
-                near[row, j], far[row, j] = np.clip(widths[0], 0.5, 3.0), np.clip(max(widths), 0.5, WIDEST)
+                near[row, j], far[row, j] = np.clip(widths[0], 0.5, WIDEST_NEAR), np.clip(max(widths), 0.5, WIDEST)
         return cls(mode.phi, scale, near), cls(mode.phi, scale, far)
 
     @classmethod
@@ -346,17 +346,16 @@ class _Tail(NamedTuple):
     def around(self, centre: Array, cov: Array) -> _SplitStudent:
         """Return a distribution with this tail, in which the coordinate is independent of the others."""
         j, cov, sides = self.coordinate, cov.copy(), np.full((2, len(centre)), WIDER)
-        sd = cov[j, j] ** 0.5
+        variance = cov[j, j]
         cov[j, :] = cov[:, j] = 0.0
-        cov[j, j] = sd**2
+        cov[j, j] = variance
         sides[:, j] = 0.5
-        sides[(self.side + 1) // 2, j] = np.clip(self.width / sd, 1.0, WIDEST)
+        sides[(self.side + 1) // 2, j] = np.clip(self.width / variance**0.5, 1.0, WIDEST)
         return _SplitStudent(centre, np.asarray(np.linalg.cholesky(cov), dtype=np.float64), sides)
 
-    def of_points(self, points: Array, weights: Array) -> _SplitStudent:
+    def of_points(self, points: Array, weights: Array, mean: Array, root: Array) -> _SplitStudent:
         """Return the same around weighted points, the other coordinates with the moments that they have in the tail."""
-        j, (mean, root) = self.coordinate, moments_of(points, weights)
-        centre, cov = mean, root @ root.T
+        j, centre, cov = self.coordinate, mean, root @ root.T
         sd = cov[j, j] ** 0.5
         there = np.where(self.side * (points[:, j] - mean[j]) > IN_TAIL * sd, weights, 0.0)
         if there.sum() ** 2 > 3 * len(mean) * (there @ there):  # enough points for moments
@@ -370,7 +369,7 @@ def _tails(evaluate: Evaluate, mode: Any, scale: Array) -> list[_Tail]:
     """Return the tails along coordinates that conditional standard deviations at the mode do not show."""
     conditional = 1 / np.sqrt(np.diag(np.linalg.inv(scale @ scale.T)))
     near, far = _SplitStudent.around(evaluate, mode, np.diag(conditional))
-    wide = zip(*np.nonzero(far.sides > WIDER * near.sides), strict=True)
+    wide = zip(*np.nonzero(np.minimum(far.sides, WIDEST_NEAR) > WIDER * near.sides), strict=True)
     return [_Tail(int(j), 2 * int(row) - 1, float(far.sides[row, j] * conditional[j])) for row, j in wide]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 
 from ppl_backends.checks.moving import Cloud, largest_k, memory_of, move_draws
-from ppl_backends.checks.predictive import NO_OBSERVED_VARIABLE, ONE_DENSITY, elpd_data
+from ppl_backends.checks.predictive import ONE_DENSITY, elpd_data, no_rows
 from ppl_backends.errors import ModelError, PriorSamplingError, SamplerWarning, user_level
 from ppl_backends.numerics.weights import log_mean_exp, pareto_k
 from ppl_backends.options import checked, integer, none
@@ -172,7 +172,7 @@ def lfo(
     target = as_target(model, data, cores=cores, **target_options)
     n = observations_of(target).n
     if not n:
-        raise ModelError(f"{target.label}: there is no observation to predict: {NO_OBSERVED_VARIABLE}")
+        raise ModelError(f"{target.label}: there is no observation to predict{no_rows(target)}")
     first = int(np.ceil(_SHARE_OF_ROWS * n)) if min_observations is None else min_observations
     if first + steps > n:
         raise ModelError(

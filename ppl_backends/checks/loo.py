@@ -19,7 +19,7 @@ import xarray as xr
 from scipy.special import logsumexp
 
 from ppl_backends.checks.moving import Cloud, cloud_of, largest_k, memory_of, move_draws
-from ppl_backends.checks.predictive import NO_OBSERVED_VARIABLE, ONE_DENSITY, elpd_data
+from ppl_backends.checks.predictive import ONE_DENSITY, elpd_data, no_rows
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.marginal_likelihood.draws import read_draws
 from ppl_backends.marginal_likelihood.necks import check_draws
@@ -183,7 +183,7 @@ class Rows:
                 "a Stan program, or give rows="
             )
         if not target.observations.n:
-            raise ModelError(f"{target.label}: there is no observation to leave out: {NO_OBSERVED_VARIABLE}")
+            raise ModelError(f"{target.label}: there is no observation to leave out{no_rows(target)}")
         start, row = target.initial_points(1, np.random.default_rng(0)), np.zeros(1, dtype=np.intp)
         try:
             target.observations.log_likelihood(start, row)

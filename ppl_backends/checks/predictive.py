@@ -7,9 +7,16 @@ from typing import Any
 import xarray as xr
 
 from ppl_backends.results.inference_data import ARVIZ_MAJOR
+from ppl_backends.targets.protocol import BaseTarget
 
 ONE_DENSITY = "a variable such as pm.AR has one density for its whole series; write its rows by lagged values"
-NO_OBSERVED_VARIABLE = "the model has no observed variable: write a likelihood that is a Potential as pm.CustomDist"
+
+
+def no_rows(target: BaseTarget) -> str:
+    """Return the end of an error message about a target without observations: why there are none, and what to do."""
+    if target.observed_data or not target.has_potentials:
+        return ": the data have no rows"
+    return ": the model has no observed variable: write a likelihood that is a Potential as pm.CustomDist"
 
 
 def elpd_data(pointwise: xr.DataArray, pareto_k: xr.DataArray, p: float, n_samples: int, good_k: float) -> Any:

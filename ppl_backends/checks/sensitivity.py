@@ -31,7 +31,7 @@ from ppl_backends.checks.moving import (
     move_draws,
     units_after,
 )
-from ppl_backends.checks.predictive import NO_OBSERVED_VARIABLE
+from ppl_backends.checks.predictive import no_rows
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.marginal_likelihood.draws import read_draws
 from ppl_backends.marginal_likelihood.necks import check_draws
@@ -269,7 +269,7 @@ def sensitivity(
     if not target.has_split or target.is_estimated:
         raise ModelError(f"{target.split_problem or target.label + ': the likelihood is an estimate'}")
     if target.has_potentials and target.observations is not None and not target.observations.n:
-        raise ModelError(f"{target.label}: there is no likelihood besides the Potentials: {NO_OBSERVED_VARIABLE}")
+        raise ModelError(f"{target.label}: there is no likelihood besides the Potentials{no_rows(target)}")
     found = read_draws(idata, target, model)
     components = _components(target, prior_variables)
     asked = [(name, power) for name in components for power in powers if power != 1]

@@ -92,8 +92,12 @@ def _robust_metric(x: Array) -> Gaussian:
 
 def _narrowed(metric: Gaussian, x: Array) -> Gaussian:
     """Return the metric with the scales of the points in the directions in which they are much narrower."""
-    y = metric.whiten(x)
-    _, axes = np.linalg.eigh(np.atleast_2d(np.cov(y.T)))
+    with np.errstate(over="ignore", invalid="ignore"):  # points in far tails
+        y = metric.whiten(x)
+        covariance = np.atleast_2d(np.cov(y.T))
+    if not np.isfinite(covariance).all() or not median_and_width(x)[1].all():  # most points may share a value
+        return metric
+    _, axes = np.linalg.eigh(covariance)
     _, width = median_and_width(y @ axes)
     narrow = (width > 0) & (width < _MUCH_NARROWER)
     if not narrow.any():

@@ -132,10 +132,11 @@ def _largest(weights: Array) -> Array:
 def _beyond_the_largest(log_weights: Array, log_mean: float) -> float:
     """Return what one more point with a weight above the largest would add to the mean, relative to it; 0 for light tails.
 
-    The mean of a Pareto tail above its largest weight is that weight divided by 1 − k. Here k is at most the largest that
-    is trusted.
+    The mean of a Pareto tail above its largest weight is about that weight divided by 1 − k; the weight counts from where
+    the tail begins, so that nearly equal weights add nothing. Here k is at most the largest that is trusted.
     """
-    k, largest = pareto_k(log_weights), _largest(np.sort(np.exp(log_weights - log_mean)))
+    k, finite = pareto_k(log_weights), log_weights[np.isfinite(log_weights)]
+    largest = _largest(np.sort(np.exp(finite - log_mean)))
     if not _NO_FOURTH_MOMENT + (1.0 + k) / len(largest) ** 0.5 < k < np.inf:  # by the standard error of k
         return 0.0
     return float((largest[-1] - largest[0]) / (1.0 - min(k, LARGEST_PARETO_K)) / len(log_weights))

@@ -141,9 +141,7 @@ def build_inference_data(
         **{name: value for name, value in (attrs or {}).items() if value is not None},
     }
     coords, dims = target.coords, target.dims
-    drawn = {
-        name: value.astype(target.dtypes.get(name, value.dtype)) for name, value in target.constrain(flat, rng).items()
-    }
+    drawn = dict(target.constrain(flat, rng))
     # Stan's generated quantities belong to separate groups, as in arviz.from_cmdstanpy.
     generated = {
         name: {new: drawn.pop(old) for old, new in names.items() if old in drawn}

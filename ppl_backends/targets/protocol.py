@@ -244,7 +244,6 @@ class BaseTarget:
     circular: Sequence[int] = ()  #: angles and unit vectors: values do not determine their turn or length
     coords: Mapping[str, Sequence[Any]] = {}  #: ArviZ's coords, for the variables of :meth:`constrain`
     dims: Mapping[str, Sequence[str]] = {}  #: ArviZ's dims
-    dtypes: Mapping[str, str] = {}  #: type of the integers and booleans of :meth:`constrain` in results, by name
     observed_data: Mapping[str, Array] = {}  #: the group of that name
     constant_data: Mapping[str, Array] = {}  #: the group of that name
     parameter_names: tuple[str, ...] = ()  #: variables of :meth:`constrain` that are parameters; empty for all of them

@@ -30,7 +30,6 @@ class WrappedTarget(BaseTarget):
     label = _of_target("label")
     coords = _of_target("coords")
     dims = _of_target("dims")
-    dtypes = _of_target("dtypes")
     observed_data = _of_target("observed_data")
     constant_data = _of_target("constant_data")
 

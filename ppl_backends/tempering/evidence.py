@@ -84,8 +84,8 @@ def stepping_stones(betas: Array, increment: Array) -> SteppingStones:
 
 def log_ratios(below: Array, above: Array) -> Array:
     """Return Bennett's log ratios ``(chains, pairs)`` from δℓ ``(chains, scans, pairs)`` below and above, by bisection."""
-    largest = np.where(np.isfinite(below), below, above).max(axis=1)
-    smallest, margin = above.min(axis=1), np.log(below.shape[1]) + 1.0
+    largest, smallest, margin = below.max(axis=1), above.min(axis=1), np.log(below.shape[1]) + 1.0
+    largest = np.where(np.isfinite(largest), largest, smallest)
     # Both ends have known signs of ``excess``. Smaller values below, such as -1e150, would leave no digits to the root.
     low, high = np.minimum(largest, smallest) - margin, np.maximum(largest, smallest) + margin
     for _ in range(_HALVINGS):

@@ -288,6 +288,17 @@ def test_a_reference_leaves_a_metric_little_to_estimate():
     assert np.abs(informed.mean - 3.0).max() < 5 * 1.5 / 200**0.5  # medians
 
 
+def test_a_metric_of_points_that_share_a_value_or_overflow_is_no_ridge():
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((2000, 3))
+    x[:1600, 1] = 0.0  # four of five points: quantiles show no width
+    assert metric_from_points(x).sd[1] > 0.1
+    x = rng.standard_normal((2000, 3))
+    for far in (np.inf, 1e200):
+        x[0, 2] = far
+        np.testing.assert_allclose(metric_from_points(x).sd, 1.0, atol=0.1)
+
+
 def test_a_metric_is_as_narrow_as_a_ridge():
     """The last coordinate is the sum of the others, but for 10⁻⁴; shrunken correlations are two decades wider."""
     rng = np.random.default_rng(7)

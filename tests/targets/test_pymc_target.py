@@ -4,7 +4,6 @@ import os
 import pickle
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pymc as pm
@@ -141,42 +140,6 @@ def test_one_shape_is_the_same_density_by_one_program():
         np.testing.assert_allclose(half.log_density(x), with_power(target, 0.5).log_density(x), rtol=1e-12)
     np.testing.assert_allclose(one.hessian(x[:2]), target.hessian(x[:2]), rtol=1e-5, atol=1e-6)
     assert PyMCTarget(logistic_model(), backend="c").with_fixed_batch_size()._one_shape is False
-
-
-def growth(steps):
-    """Return a model of logistic growth by Euler steps in a loop."""
-    with pm.Model() as model:
-        rate, level = pm.Normal("rate", 0.0, 1.0), pm.Normal("level", 0.5, 0.1)
-        end = level
-        for _ in range(steps):
-            end = end + pt.exp(rate) / steps * end * (1.0 - end)
-        pm.Normal("y", end, 0.1, observed=0.8)
-    return model
-
-
-def test_a_program_of_many_operations_is_compiled_once(monkeypatch):
-    short = PyMCTarget(growth(20))
-    assert not short._compiled.is_long
-    monkeypatch.setattr("ppl_backends.targets.pymc.compile._LONG", 50)
-    long = PyMCTarget(growth(20))
-    assert long._compiled.is_long
-    for n in (1, 3, 70):
-        x = 0.3 * np.random.default_rng(n).normal(size=(n, 2))
-        np.testing.assert_allclose(long.log_density(x), short.log_density(x), rtol=1e-9)
-        for got, expected in zip(long.log_density_and_gradient(x), short.log_density_and_gradient(x), strict=True):
-            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(long.hessian(x[:2]), short.hessian(x[:2]), rtol=1e-4, atol=1e-4)
-    assert list(long._compiled._functions) == ["gradient"]
-
-
-def test_a_program_that_takes_minutes_to_compile_is_announced(monkeypatch):
-    monkeypatch.setattr("ppl_backends.targets.pymc.compile._VERY_LONG", 50)
-    target = PyMCTarget(growth(20))
-    with pytest.warns(BackendWarning, match="operations, as loops in Python make"):
-        target.log_density(np.zeros((1, 2)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        target.log_density_and_gradient(np.zeros((1, 2)))
 
 
 def test_the_number_of_threads_does_not_change_a_bit():

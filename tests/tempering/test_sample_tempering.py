@@ -19,7 +19,7 @@ from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import SampledPriorPath
 from ppl_backends.tempering import scan as scans
 from ppl_backends.tempering.barrier import Barrier, first_betas
-from ppl_backends.tempering.evidence import stepping_stones
+from ppl_backends.tempering.evidence import log_ratios, stepping_stones
 from ppl_backends.tempering.replicas import at_points, calibrated, kernels_of
 from ppl_backends.tempering.run import Run, begin, run_ensemble
 from ppl_backends.tempering.sample import _evidence
@@ -386,3 +386,9 @@ def test_an_evidence_without_a_finite_error_is_not_trusted():
     stones = stepping_stones(np.array([0.0, 1.0]), np.zeros((2, 1, 2)))  # a single scan shows no variance
     found = SimpleNamespace(evidence=stones.combined, stones=stones)
     assert _of_evidence(found) == ["the log evidence has no finite standard error: increase tune and draws"]
+
+
+def test_ratios_of_states_without_likelihood_are_found():
+    """Two states below, one of likelihood zero, and two above: the mean of s(-1000 - c) / 2 is that of s(c), at c = -500."""
+    below, above = np.array([[[-np.inf], [-1000.0]]]), np.zeros((1, 2, 1))
+    np.testing.assert_allclose(log_ratios(below, above), [[-500.0 - 0.5 * np.log(2)]], atol=1e-6)

@@ -165,8 +165,8 @@ class _Posterior:
         """Return the factors given φ, and count the evaluations of a program that set up their sites."""
         factors = self._factors.at(phi)
         for family, *_ in factors.sites.pieces(None):
-            if family.nodes:
-                spend(family.n * family.nodes, family.n, PROGRAM)
+            if family.program_points:
+                spend(family.n * family.program_points, family.n, PROGRAM)
         return factors
 
     def gradient(self, node: Node) -> Array | None:

@@ -62,7 +62,7 @@ class SiteFamily:
 
     n: int
     log_concave: bool = False  #: whether all sites are known to be log-concave
-    nodes: int = 0  #: points at which a program was evaluated to set up each site
+    program_points: int = 0  #: points at which a program was evaluated to set up each site
 
     def __init__(self, **parameters: Any) -> None:
         arrays = {name: np.asarray(value, dtype=np.float64) for name, value in parameters.items()}
@@ -207,7 +207,7 @@ class ScaledSites(SiteFamily):
         super().__init__(log_scale=log_scale)
         if self.n != family.n:
             raise ModelError(f"ScaledSites: log_scale has length {self.n}; expected {family.n}, as the family")
-        self.family, self.log_concave = family, family.log_concave
+        self.family, self.log_concave, self.program_points = family, family.log_concave, family.program_points
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:
         return ScaledSites(self.family.take(rows), self.log_scale[rows])
@@ -249,7 +249,7 @@ class PoweredSites(SiteFamily):
         super().__init__(power=power)
         if self.n != family.n:
             raise ModelError(f"PoweredSites: power has length {self.n}; expected {family.n}, as the family")
-        self.family = family
+        self.family, self.program_points = family, family.program_points
 
     def take(self, rows: NDArray[np.integer]) -> SiteFamily:
         return PoweredSites(self.family.take(rows), self.power[rows])

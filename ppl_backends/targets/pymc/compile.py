@@ -39,9 +39,10 @@ from ppl_backends.targets.pymc.rewrites import simplify
 
 Made = TypeVar("Made")
 ONE_SHAPE = 64  # rows of every block of a target with one compiled shape
-# Operations. Models without loops in Python have at most a few hundred. For 750 of them XLA compiles gradients for ten
-# seconds, for each size of batch, and Hessians for half a minute.
-_LONG, _VERY_LONG = 500, 2000
+# Operations. Thirty groups with a mean and a scale of their own have 700. A loop over time steps has 1,300 for 80 steps of a
+# hidden Markov model; XLA compiles its gradient for ten seconds, for each size of batch, and its Hessian for half a minute.
+_LONG, _VERY_LONG = 1000, 3000
+_FEW_BYTES = 4096  # of a row, with which 64 rows take hardly longer than one
 BACKENDS = {"auto": ("jax", "numba", "c"), "jax": ("jax",), "numba": ("numba",), "c": ("c",)}
 
 
@@ -160,13 +161,14 @@ class CompiledGraph:
 
     @cached_property
     def n_operations(self) -> int:
-        """Return the number of operations of the log density."""
-        return len(io_toposort([], [self._static.log_prior, self._static.log_likelihood]))
+        """Return the number of operations of the log density, once simplified."""
+        with no_c_compiler():
+            return len(io_toposort([], simplify([self._static.log_prior, self._static.log_likelihood])))
 
     @property
     def is_long(self) -> bool:
-        """Return whether there are so many operations that few programs should be compiled."""
-        return self.n_operations > _LONG
+        """Return whether a single program should be compiled: there are many operations, and rows cost little."""
+        return self.row_bytes <= _FEW_BYTES and self.n_operations > _LONG and self.can_have_one_shape
 
     @cached_property
     def row_bytes(self) -> int:
@@ -281,9 +283,9 @@ class CompiledGraph:
         if self.n_operations > _VERY_LONG and not self._said_long:
             self._said_long = True
             message = (
-                f"the log density of {self._model.name or 'the model'} has {self.n_operations} operations, as loops in "
-                "Python make, and JAX may compile it for many minutes: write the loop as pytensor.scan, or as operations "
-                "on arrays"
+                f"the log density of {self._model.name or 'the model'} has {self.n_operations} operations, which is typical "
+                "of a loop in Python, and JAX may take many minutes to compile it: write the loop as pytensor.scan, or as "
+                "operations on arrays"
             )
             warnings.warn(message, BackendWarning, stacklevel=user_level())
 

@@ -113,7 +113,6 @@ class PyMCTarget(BaseTarget):
         self.observed_data = observed_values(model, self._data)
         self.constant_data = self._constant_data()
         self.coords, self.dims = coords_and_dims(model, self._data)
-        self.dtypes = {each.name: each.dtype for each in model.deterministics if np.dtype(each.dtype).kind in "biu"}
         self.observations = PyMCObservations(self)
 
     @property
@@ -127,16 +126,16 @@ class PyMCTarget(BaseTarget):
         """Raise ModelError if the model selects elements of an array that do not exist."""
         self._compiled.check_indices(self._arguments)
 
-    def _call(self, kind: str, x: Array, largest: int | None = None) -> list[Array]:
-        """Return the compiled function ``kind`` at the rows of ``x``."""
+    def _call(self, kind: str, x: Array, rows: int | None = None) -> list[Array]:
+        """Return the compiled function ``kind`` at the rows of ``x``, evaluated in blocks of that many ``rows`` if given."""
         self.check_indices()
         function = self._compiled.function(kind)
         jax = function.backend == "jax"  # uses its own threads, and compiles for every size of block
-        cap = min(function.cap, largest or function.cap)
+        cap = rows or function.cap
         n = len(x)
         many = jax and self._compiled.factorises and n > 1
-        if many:
-            x = pad_to_blocks(x, cap)  # only full blocks and single points are compiled
+        if rows or many:
+            x = pad_to_blocks(x, cap)  # only full blocks, and single points, are compiled
         # One factorisation per point: threads that synchronise at each take longer than one thread for all of them.
         with threads_worth_having(0) if many else nullcontext():
             outputs = evaluate_in_blocks(
@@ -159,18 +158,14 @@ class PyMCTarget(BaseTarget):
     @property
     def _one_shape(self) -> bool:
         """Return whether one program serves all batches: as asked for, or because compiling another takes too long."""
-        return self._fixed_batches or (self._compiled.is_long and self._compiled.can_have_one_shape)
+        return self._fixed_batches or self._compiled.is_long
 
     def evaluate(self, x: Array, gradient: bool = False) -> Evaluation:
         x = as_points(x, self.dim)
         if not gradient and not self._one_shape:
             prior, likelihood = self._call("value", x)
             return Evaluation(sanitize(prior)[0], sanitize(likelihood)[0])
-        if self._one_shape:
-            values = self._call("gradient", pad_to_blocks(x, ONE_SHAPE), ONE_SHAPE)
-            values = [output[: len(x)] for output in values]
-        else:
-            values = self._call("gradient", x)
+        values = self._call("gradient", x, ONE_SHAPE if self._one_shape else None)
         prior, prior_gradient = sanitize(values[0], values[2])
         likelihood, likelihood_gradient = sanitize(values[1], values[3])
         return Evaluation(prior, likelihood, prior_gradient, likelihood_gradient)
@@ -178,8 +173,10 @@ class PyMCTarget(BaseTarget):
     def undefined(self, x: Array) -> NDArray[np.bool_]:
         x = as_points(x, self.dim)
         kind = "gradient" if self.has_gradient else "value"
-        blocks = pad_to_blocks(x, self._compiled.function(kind).cap)  # no program for each number of points
-        return undefined(*self._call(kind, blocks)[:2])[: len(x)]
+        rows = (
+            ONE_SHAPE if self._one_shape else self._compiled.function(kind).cap
+        )  # no program for each number of points
+        return undefined(*self._call(kind, x, rows)[:2])
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         """Return log prior ``(n,)`` and its gradient ``(n, dim)``, or None.
@@ -264,7 +261,9 @@ class PyMCTarget(BaseTarget):
 
     def constrain(self, x: Array, rng: np.random.Generator | None = None) -> dict[str, Array]:
         """Return free variables and Deterministics at the points: name → ``(n, *shape)``."""
-        return dict(zip(self._compiled.constrained, self._call("constrain", as_points(x, self.dim)), strict=True))
+        values = dict(zip(self._compiled.constrained, self._call("constrain", as_points(x, self.dim)), strict=True))
+        whole = [each for each in self.model.deterministics if np.dtype(each.dtype).kind in "biu"]
+        return values | {each.name: values[each.name].astype(each.dtype) for each in whole}
 
     @property
     def values_per_draw(self) -> int:

@@ -110,13 +110,14 @@ class TabulatedSites(SiteFamily):
         if not np.isfinite(values).all():
             raise ModelError(f"sites: not finite everywhere between {nodes[0]:g} and {nodes[-1]:g}")
         spline = make_interp_spline(nodes, values, k=5)
-        self.n, self.nodes, self._breaks = values.shape[1], 2 * len(nodes), np.unique(spline.t)  # half of them to check
+        self.n, self._breaks = values.shape[1], np.unique(spline.t)
+        self.program_points = 2 * len(nodes)  # half of them to check
         terms = [spline(self._breaks[:-1], nu=m) / factorial(m) for m in range(5, -1, -1)]
         self._coefficients = np.stack(terms)  # (6, pieces, n), of powers of the distance to the left break
 
     def take(self, rows: Any) -> SiteFamily:
         taken = object.__new__(TabulatedSites)
-        taken.n, taken.nodes, taken._breaks = len(rows), self.nodes, self._breaks
+        taken.n, taken.program_points, taken._breaks = len(rows), self.program_points, self._breaks
         taken._coefficients = self._coefficients[:, :, rows]
         return taken
 

@@ -81,7 +81,7 @@ class SwitchedPrior(PriorTerms):
     def values(self, x: Array) -> Array:
         jacobians, _ = self._none.evaluate(x, False, self._cores)
         each = [model.evaluate(x, False, self._cores)[0] for model in self._each]
-        return np.stack([_change(value, jacobians) for value in each], axis=1)
+        return np.stack([_without(value, jacobians) for value in each], axis=1)
 
     def sum(self, x: Array, weights: Array, gradient: bool = False) -> tuple[Array, Array | None]:
         jacobians, jacobian_slope = self._none.evaluate(x, gradient, self._cores)
@@ -89,14 +89,14 @@ class SwitchedPrior(PriorTerms):
         for weight, model in zip(weights, self._each, strict=True):
             if weight:
                 value, slope = model.evaluate(x, gradient, self._cores)
-                total += weight * _change(value, jacobians)
+                total += weight * _without(value, jacobians)
                 if slope is not None and jacobian_slope is not None:
                     total_slope += weight * (slope - jacobian_slope)
         return total, total_slope if gradient else None
 
 
-def _change(value: Array, jacobians: Array) -> Array:
-    """Return the difference of log densities; -inf where the program rejects a point with and without the term."""
+def _without(value: Array, jacobians: Array) -> Array:
+    """Return log densities without the Jacobians; -inf where the program rejects a point in any case."""
     return np.subtract(value, jacobians, out=np.full_like(value, -np.inf), where=np.isfinite(jacobians))
 
 
