@@ -140,3 +140,13 @@ def test_integers_and_booleans_stay_what_they_are():
     assert (posterior["positive"].dtype, posterior["largest"].dtype) == (bool, np.int64)
     np.testing.assert_array_equal(posterior["positive"], posterior["x"] > 0)
     np.testing.assert_array_equal(posterior["largest"], posterior["x"].argmax(axis=2))
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0])
+def test_a_series_of_equal_values_has_a_density(level):
+    """PyTensor's rewrite of 0 / x by zeros ran for ever."""
+    with pm.Model() as model:
+        sigma = pm.HalfNormal("sigma", 1)
+        pm.GaussianRandomWalk("y", sigma=sigma, init_dist=pm.Normal.dist(0, 1), observed=np.full(8, level))
+    expected = stats.norm.logpdf(level) + 7 * stats.norm.logpdf(0) + stats.halfnorm.logpdf(1)
+    np.testing.assert_allclose(pb.as_target(model).log_density(np.zeros((1, 1))), expected)

@@ -142,13 +142,17 @@ def replace_checks(graphs: Sequence[Variable]) -> list[Variable]:
     return list(fgraph.outputs)
 
 
+# It replaces 0 / x by zeros of the shape of 0 / x, and then that one: a series of equal values made it run for ever.
+_ENDLESS = ("local_zero_div",)
+
+
 def simplify(graphs: Sequence[Variable]) -> list[Variable]:
     """Return stabilised graphs of the same values, cheaper to evaluate and differentiate."""
-    canonical = rewrite_graph(clone_replace(list(graphs)), include=("canonicalize",), clone=False)
+    canonical = rewrite_graph(clone_replace(list(graphs)), include=("canonicalize",), exclude=_ENDLESS, clone=False)
     tails = FunctionGraph(outputs=list(canonical), clone=False)
     for rewrite in NORMAL_TAIL_REWRITES:
         in2out(rewrite).rewrite(tails)
-    stable = rewrite_graph(list(tails.outputs), include=("canonicalize", "stabilize"), clone=False)
+    stable = rewrite_graph(list(tails.outputs), include=("canonicalize", "stabilize"), exclude=_ENDLESS, clone=False)
     fgraph = FunctionGraph(outputs=list(stable), clone=False)
     last = (known_bounds, log1p_minus_sigmoid, switch_inside, softplus_to_fast, shift_without_gradient)
     for rewrite in last:
