@@ -168,7 +168,7 @@ class CompiledGraph:
     @property
     def is_long(self) -> bool:
         """Return whether a single program should be compiled: there are many operations, and rows cost little."""
-        return self.row_bytes <= _FEW_BYTES and self.n_operations > _LONG and self.can_have_one_shape
+        return self.can_have_one_shape and self.row_bytes <= _FEW_BYTES and self.n_operations > _LONG
 
     @cached_property
     def row_bytes(self) -> int:
