@@ -160,10 +160,15 @@ class CompiledGraph:
             return build_graph(self._model, self._data, self._shapes, static=False)
 
     @cached_property
+    def _simplified(self) -> list[Variable]:
+        """Return the simplified log prior and log likelihood, which values and gradients share."""
+        with no_c_compiler():
+            return simplify([self._static.log_prior, self._static.log_likelihood])
+
+    @cached_property
     def n_operations(self) -> int:
         """Return the number of operations of the log density, once simplified."""
-        with no_c_compiler():
-            return len(io_toposort([], simplify([self._static.log_prior, self._static.log_likelihood])))
+        return len(io_toposort([], self._simplified))
 
     @property
     def is_long(self) -> bool:
@@ -230,8 +235,11 @@ class CompiledGraph:
         """Return the function of that kind by one backend."""
         graph = self._static if static else self._dynamic
         point = graph.constrained_point if kind == "unconstrain" else graph.point
-        with no_c_compiler():
-            outputs = simplify(_OUTPUTS[kind](graph))
+        if static and kind in ("value", "gradient"):
+            outputs = self._simplified
+        else:
+            with no_c_compiler():
+                outputs = simplify(_OUTPUTS[kind](graph))
         if kind.startswith("hessian"):
             return compilers.compile_hessian(point, graph.data, outputs[0])
         if kind not in ("gradient", "prior", "potentials"):

@@ -173,9 +173,8 @@ class PyMCTarget(BaseTarget):
     def undefined(self, x: Array) -> NDArray[np.bool_]:
         x = as_points(x, self.dim)
         kind = "gradient" if self.has_gradient else "value"
-        rows = (
-            ONE_SHAPE if self._one_shape else self._compiled.function(kind).cap
-        )  # no program for each number of points
+        # No program for each number of points
+        rows = ONE_SHAPE if self._one_shape else self._compiled.function(kind).cap
         return undefined(*self._call(kind, x, rows)[:2])
 
     def evaluate_prior(self, x: Array, gradient: bool = False) -> tuple[Array, Array | None]:
