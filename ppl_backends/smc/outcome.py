@@ -40,7 +40,12 @@ from ppl_backends.smc.results import evidence_attrs, prior_normalizer, with_prio
 from ppl_backends.smc.sampler import Settings, last_particles, run_tempering
 from ppl_backends.smc.short_steps import try_short_steps
 from ppl_backends.smc.start_verdict import with_start
-from ppl_backends.smc.straightened import lacks_a_bridge, reasons_of_late_change, straightened_path
+from ppl_backends.smc.straightened import (
+    has_an_unused_bridge,
+    lacks_a_bridge,
+    reasons_of_late_change,
+    straightened_path,
+)
 from ppl_backends.targets.protocol import Array, Index
 
 
@@ -173,17 +178,18 @@ class Outcome(NamedTuple):
     def checked_by_others(
         self, settings: Settings, generators: Sequence[Sequence[np.random.Generator]], of_judge: Sequence[Any]
     ) -> Outcome:
-        """Return the outcome of other runs if these lost a mode, or entered a funnel late and have no precise bridge.
+        """Return the outcome of other runs if these lost a mode, or entered a funnel late and report no precise bridge.
 
         Without ``generators`` no other runs are made.
         """
         done = self
         if generators and self.figures.lost is not None and self.call.path.draws_are_independent:
             done = done.or_along(done.path_from_all_modes, settings, generators[:2], of_judge)
-        if not lacks_a_bridge(done.verdict, done.attrs):
-            return done
-        if generators:
+        lacking = lacks_a_bridge(done.verdict, done.attrs)
+        if generators and (lacking or has_an_unused_bridge(done.verdict, done.attrs)):
             return done.or_along(done.straightened_path, settings, generators[2:], of_judge)
+        if generators or not lacking:
+            return done
         reasons = [*done.verdict.reasons, *reasons_of_late_change(self.call.path, done.figures.runs)]
         return done._replace(verdict=done.verdict._replace(reasons=reasons))
 

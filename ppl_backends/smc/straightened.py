@@ -22,8 +22,20 @@ from ppl_backends.smc.records import SMCResult
 
 def lacks_a_bridge(verdict: Verdict, attrs: Mapping[str, Any]) -> bool:
     """Return whether the evidence is that of tempering, without a precise bridge beside it."""
-    precise = attrs.get("log_evidence_bridge_se", np.inf) <= PRECISE
-    return verdict.method == "tempering" and not precise and not verdict.interrupted
+    return _reports_tempering(verdict) and not attrs.get("log_evidence_bridge_se", np.inf) <= PRECISE
+
+
+def has_an_unused_bridge(verdict: Verdict, attrs: Mapping[str, Any]) -> bool:
+    """Return whether the evidence is that of tempering although there is a bridge with a smaller error.
+
+    Such a bridge may not replace tempering, because the last particles did not mix.
+    """
+    error = verdict.evidence.standard_error
+    return _reports_tempering(verdict) and attrs.get("log_evidence_bridge_se", np.inf) < error
+
+
+def _reports_tempering(verdict: Verdict) -> bool:
+    return verdict.method == "tempering" and not verdict.interrupted
 
 
 def is_straightened(path: TemperingPath) -> bool:

@@ -15,7 +15,7 @@ from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.health import Verdict
 from ppl_backends.smc.path import BridgePath
 from ppl_backends.smc.sampler import run_tempering
-from ppl_backends.smc.straightened import is_straightened, lacks_a_bridge, straightened_path
+from ppl_backends.smc.straightened import has_an_unused_bridge, is_straightened, lacks_a_bridge, straightened_path
 from ppl_backends.targets import FunctionTarget
 
 
@@ -92,6 +92,15 @@ def test_a_second_run_is_made_where_tempering_has_no_precise_bridge():
     assert not lacks_a_bridge(tempering, {"log_evidence_bridge_se": 0.05})
     assert not lacks_a_bridge(tempering._replace(interrupted=True), {})
     assert not lacks_a_bridge(Verdict(estimate, "bridge sampling", []), {})
+
+
+def test_a_second_run_is_made_where_a_more_precise_bridge_may_not_replace_tempering():
+    tempering = Verdict(EvidenceEstimate(0.0, 0.1, 3.0, False, 0.1), "tempering", ["moves did not mix"])
+    assert has_an_unused_bridge(tempering, {"log_evidence_bridge_se": 0.004})
+    assert not has_an_unused_bridge(tempering, {"log_evidence_bridge_se": 0.2})
+    assert not has_an_unused_bridge(tempering, {})
+    assert not has_an_unused_bridge(tempering._replace(interrupted=True), {"log_evidence_bridge_se": 0.004})
+    assert not has_an_unused_bridge(tempering._replace(method="bridge sampling"), {"log_evidence_bridge_se": 0.004})
 
 
 @pytest.mark.filterwarnings("ignore::ppl_backends.errors.PPLBackendsWarning")
