@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +16,11 @@ import numpy as np
 import xarray as xr
 
 import ppl_backends
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.numerics.arrays import real_parts
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM, Gaussian
 from ppl_backends.options import Option
+from ppl_backends.results.heavy_tails import unreliable_means
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 ARVIZ_MAJOR = int(importlib.metadata.version("arviz").split(".")[0])
@@ -129,7 +131,8 @@ def build_inference_data(
     """Return draws ``(chains, draws, dim)`` on the unconstrained space as InferenceData in model space.
 
     ``attrs`` that are None are left out. ``sample_stats`` and the groups of ``extra_groups`` map names to (dims,
-    values). ``log_likelihood`` is pointwise; it is always stored if a Stan program has ``log_lik``.
+    values). ``log_likelihood`` is pointwise; it is always stored if a Stan program has ``log_lik``. A warning names the
+    variables whose means are unreliable because a tail of the draws is heavy.
     """
     chains, draws, _ = points.shape
     flat = points.reshape(chains * draws, -1)
@@ -142,6 +145,9 @@ def build_inference_data(
     }
     coords, dims = target.coords, target.dims
     drawn = dict(target.constrain(flat, rng))
+    if unreliable := unreliable_means(drawn):
+        all_attrs["warnings"] = "; ".join(filter(None, (all_attrs.get("warnings"), unreliable)))
+        warnings.warn(unreliable, SamplerWarning, stacklevel=user_level())
     # Stan's generated quantities belong to separate groups, as in arviz.from_cmdstanpy.
     generated = {
         name: {new: drawn.pop(old) for old, new in names.items() if old in drawn}

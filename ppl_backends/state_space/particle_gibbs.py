@@ -125,7 +125,7 @@ def warn_of_slow_chains(idata: Any) -> None:
     """
     posterior = group(idata, "posterior")
     chains, draws = posterior.sizes["chain"], posterior.sizes["draw"]
-    if posterior.attrs["warnings"] or not draws:
+    if not draws:
         return
     values = {
         name: np.reshape(each.values, (chains, draws, -1)) for name, each in posterior.items() if name != "states"
@@ -140,5 +140,5 @@ def warn_of_slow_chains(idata: Any) -> None:
         f"missed: use about draws={more} for {FEW_EFFECTIVE} effective draws, or sample_pmmh, which moves parameters "
         "without a path of states"
     )
-    idata["posterior"].attrs["warnings"] = said
+    idata["posterior"].attrs["warnings"] = "; ".join(filter(None, (posterior.attrs["warnings"], said)))
     warnings.warn(f"particle Gibbs: {said}", SamplerWarning, stacklevel=user_level())
