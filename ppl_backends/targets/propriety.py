@@ -131,10 +131,11 @@ def improper_note(target: BaseTarget) -> str | None:
     """Return a note on an evidence under an improper prior, or None.
 
     The note says that the evidence is known only up to a constant, and includes the target's own ``evidence_note``,
-    for example that a loss or a tempered likelihood replaces the probability of the data.
+    for example that a loss or a tempered likelihood replaces the probability of the data. Missing data without a prior
+    have a density, the likelihood.
     """
-    name = improper_coordinate(target)
+    name, stated = improper_coordinate(target), (target.rest or target).stated_propriety
     notes = [target.evidence_note]
-    if name is not None:
+    if name is not None and not (stated is not None and stated.missing_data):
         notes.append(f"up to a constant: the prior is improper along {name}")
     return "; ".join(note for note in notes if note) or None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import multivariate_normal
 
 import ppl_backends as pb
 from ppl_backends.results.inference_data import group
@@ -104,3 +105,30 @@ def test_compiled_models(name, normalizer, gradient_error):
     attrs = group(idata, "posterior").attrs
     assert attrs["initial"] == "prior, sampled by a run of its own"
     assert abs(attrs["log_prior_normalizer"] - normalizer) < 4 * attrs["log_prior_normalizer_se"] < 1
+
+
+PARTLY_MISSING = """
+data { int N; int M; vector[N] y; array[N] int seen; array[M] int unseen; }
+parameters { real mu; vector[M] missing; }
+transformed parameters { vector[N + M] all_y; all_y[seen] = y; all_y[unseen] = missing; }
+model { MU all_y ~ normal(mu, 1); }
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*missing has no prior:ppl_backends.errors.SamplerWarning")
+def test_missing_data_beside_data_in_one_vector_leave_the_evidence_that_of_the_data():
+    y = np.random.default_rng(0).normal(1, 1, 6)
+    data = {"N": 6, "M": 2, "y": y, "seen": [1, 2, 4, 5, 7, 8], "unseen": [3, 6]}
+    target = pb.as_target(PARTLY_MISSING.replace("MU", "mu ~ normal(0, 3);"), data)
+    attrs = group(pb.sample_smc(target, draws=500, random_seed=1, progressbar=False), "posterior").attrs
+    exact = multivariate_normal(np.zeros(6), np.eye(6) + 9.0).logpdf(y)
+    assert abs(attrs["log_evidence"] - exact) < 4 * attrs["log_evidence_se"] + 1e-9
+    assert "log_evidence_note" not in attrs
+
+
+@pytest.mark.parametrize(("mu", "name"), [("", "mu"), ("mu ~ normal(missing[1], 1);", None)])
+def test_other_parameters_without_a_prior_are_still_named(mu, name):
+    data = {"N": 1, "M": 1, "y": [0.5], "seen": [1], "unseen": [2]}
+    stated = pb.as_target(PARTLY_MISSING.replace("MU", mu), data).stated_propriety
+    assert stated is None or not stated.missing_data
+    assert name is None or stated.improper == name

@@ -20,9 +20,14 @@ _UNBOUNDED |= {"Offset", "Multiplier", "OffsetMultiplier"}
 
 
 class Propriety(NamedTuple):
-    """The parameter along which a prior is improper, or None if it is proper."""
+    """The parameter along which a prior is improper, or None if it is proper.
+
+    It is ``missing_data`` if it stands beside data in the outcome of a density of the likelihood. This density integrates to
+    one over both, so the evidence is that of the data, although the parameter has no prior.
+    """
 
     improper: str | None
+    missing_data: bool = False
 
 
 def stated_propriety(derivation: Derivation) -> Propriety | None:
@@ -33,7 +38,9 @@ def stated_propriety(derivation: Derivation) -> Propriety | None:
     restricted = frozenset[str]().union(*(_restricted(term, once) for term in kept))
     flat = [name for name, kind in ranges.items() if kind in _UNBOUNDED and name not in restricted]
     if flat:
-        return Propriety(flat[0])
+        missing = _missing_data(derivation)
+        without = [name for name in flat if name not in missing]
+        return Propriety(without[0]) if without else Propriety(flat[0], missing_data=True)
     proper = {name for name, kind in ranges.items() if kind in _BOUNDED}
     waiting = [term for term in kept if term.flow.parameters]
     if len({term.outcome for term in waiting}) < len(waiting):
@@ -55,6 +62,21 @@ def _kept(derivation: Derivation) -> list[Term]:
         for position, (term, kind) in enumerate(zip(derivation.flow.terms[number], classes, strict=True))
         if kind != LIKELIHOOD and not (position and derivation.statements[number].kind == "tilde")
     ]
+
+
+def _missing_data(derivation: Derivation) -> frozenset[str]:
+    """Return the parameters that stand beside data in the outcome of a density of the likelihood, and behind no bar."""
+    terms = [
+        (term, kind)
+        for number, classes in derivation.classes.items()
+        for term, kind in zip(derivation.flow.terms[number], classes, strict=True)
+    ]
+    densities = [(density, kind) for term, kind in terms for density in term.flow.densities]
+    beside = [
+        d.variate_parameters for d, kind in densities if kind == LIKELIHOOD and d.variate_data and not d.cumulative
+    ]
+    behind = [d.parameters for d, _ in densities]
+    return frozenset[str]().union(*beside) - frozenset[str]().union(*behind)
 
 
 def _mentions(kept: list[Term], name: str) -> int:
