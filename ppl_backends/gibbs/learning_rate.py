@@ -28,7 +28,7 @@ from ppl_backends.approximations.ep.fit import fixed_point
 from ppl_backends.errors import ApproximationWarning, ModelError, SamplerWarning, user_level
 from ppl_backends.gibbs.auc import auc_risk
 from ppl_backends.gibbs.certificates import certify
-from ppl_backends.gibbs.fit import FAMILY, fit_gibbs_vi, fit_gibbs_vi_path
+from ppl_backends.gibbs.fit import ALIASES, FAMILY, fits_along, nearest_gaussian
 from ppl_backends.gibbs.gaussian_vi import expected_risk
 from ppl_backends.gibbs.posterior import POSTERIOR, GibbsPosterior, TuningRecord
 from ppl_backends.numerics.arrays import as_floats
@@ -316,7 +316,7 @@ def prediction_risk(posterior: GibbsPosterior, scores: Array) -> float:
 
 def _fit(posterior: GibbsPosterior, fit: str, family: str) -> Any:
     if fit == "vi":
-        return fit_gibbs_vi(posterior, family=family)
+        return nearest_gaussian(posterior, family)
     return fixed_point(posterior)
 
 
@@ -335,7 +335,7 @@ class _Fitter(NamedTuple):
                 warnings.simplefilter("ignore", ApproximationWarning)
                 at = posterior.with_learning_rate(rate)
                 if self.fit == "vi":
-                    last = fit_gibbs_vi(at, family=self.family, initial=last, tolerance=TOLERANCE)
+                    last = nearest_gaussian(at, self.family, last, TOLERANCE)
                 else:
                     last = _fit(at, self.fit, self.family)
             self.failed[column] += self.fit == "vi" and not last.converged
@@ -346,7 +346,8 @@ class _Fitter(NamedTuple):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ApproximationWarning)
             if self.fit == "vi":
-                fits = list(fit_gibbs_vi_path(posterior, rates.tolist(), family=self.family, tolerance=TOLERANCE))
+                largest = posterior.with_learning_rate(rates[-1])
+                fits = fits_along(largest, ALIASES.get(self.family, self.family), rates[:-1], None, TOLERANCE)
                 self.failed[:] += [not q.converged for q in fits]
                 return fits
             fits = [_fit(posterior.with_learning_rate(rate), "ep", self.family) for rate in rates]

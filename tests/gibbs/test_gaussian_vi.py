@@ -5,9 +5,11 @@ import pytest
 from scipy.optimize import minimize
 
 import ppl_backends as pb
-from ppl_backends.errors import ModelError
+from ppl_backends.errors import ApproximationWarning, ModelError
 from ppl_backends.gibbs import FunctionLoss, GibbsPosterior, PairLoss, expected_risk, fit_gibbs_vi, fit_gibbs_vi_path
 
+# VI of losses with jumps is too narrow, and says so
+pytestmark = pytest.mark.filterwarnings("ignore:VI. .*weighted points:ppl_backends.errors.ApproximationWarning")
 FAMILIES = ["isotropic", "diagonal", "dense"]
 
 
@@ -29,7 +31,7 @@ def sampled_elbo(posterior, q, n=200_000):
 def test_elbo_and_risk_are_expectations_under_the_fit(data, loss, family):
     posterior = GibbsPosterior((0.1, [1.0, 2.0, 0.5]), loss, *data, learning_rate=50.0)
     q = fit_gibbs_vi(posterior, family=family)
-    assert q.converged
+    assert q.converged or (family == "dense" and not posterior.loss.convex and q.trouble)
     value, error = sampled_elbo(posterior, q, 20_000)
     assert q.elbo == pytest.approx(value, abs=5 * error)
     assert -50 * q.expected_risk - q.kl == pytest.approx(q.elbo)
@@ -148,3 +150,34 @@ def test_what_does_not_apply_is_refused(data):
     function = GibbsPosterior((np.zeros(2), 1.0), lambda values: values["theta"] ** 2, learning_rate=1.0)
     with pytest.raises(ModelError, match="needs a Gaussian prior and a loss of linear scores"):
         fit_gibbs_vi(function)
+
+
+@pytest.mark.parametrize("loss", ["zero_one", "hinge"])
+def test_converged_says_whether_the_gaussian_has_the_right_width(loss):
+    """Against a grid: VI of a loss with jumps is much too narrow, and that of a convex one is not."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=40)
+    X, y = np.column_stack([np.ones(40), x]), np.where(x > 0.1, 1, -1)
+    posterior = GibbsPosterior((0.0, 1.0), loss, X, y, learning_rate=400.0)
+    q = (fit_gibbs_vi_path(posterior, [400.0]) if loss == "hinge" else [_warned(posterior)])[0]
+    grid = np.stack(np.meshgrid(np.linspace(-1, 1, 401), np.linspace(0.0, 8.0, 401), indexing="ij"), -1).reshape(-1, 2)
+    log_density = posterior.log_density(grid)
+    weights = np.exp(log_density - log_density.max())
+    weights /= weights.sum()
+    sd = np.sqrt(weights @ (grid - weights @ grid) ** 2)
+    assert q.converged == bool((np.abs(sd / q.sd - 1) < 0.2).all()) == (loss == "hinge")
+
+
+def _warned(posterior):
+    with pytest.warns(
+        ApproximationWarning, match=r"VI: by weighted points the standard deviation of theta\[1\] is 1\.7"
+    ):
+        return fit_gibbs_vi(posterior)
+
+
+def test_many_coefficients_cannot_be_checked():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(150, 40))
+    y = np.sign(X @ rng.normal(size=40))
+    with pytest.warns(ApproximationWarning, match="draws, so nothing checks the Gaussian"):
+        assert not fit_gibbs_vi(GibbsPosterior((0.0, 1.0), "zero_one", X, y, learning_rate=300.0)).converged

@@ -177,8 +177,8 @@ def test_scales_of_a_prior_are_positive_numbers(hinge, scales):
 
 
 def test_a_choice_from_unfinished_fits_warns(hinge, monkeypatch):
-    unfinished = partial(learning_rate.fit_gibbs_vi_path, max_iterations=1)
-    monkeypatch.setattr(learning_rate, "fit_gibbs_vi_path", unfinished)
+    unfinished = partial(learning_rate.fits_along, max_iterations=1)
+    monkeypatch.setattr(learning_rate, "fits_along", unfinished)
     for method in ("cross-validation", "safe-bayes"):
         with pytest.warns(
             ApproximationWarning, match=r"^\d+ of the fits by variational inference at the chosen learning"
