@@ -206,7 +206,7 @@ def _not_mixed(runs: Sequence[SMCResult], len_chain: int | None) -> list[str]:
     moves = [stage.moves for stage in stages if stage.moves is not None]
     if not moves or all(run.stages[-1].n_lineages >= _ENOUGH_LINEAGES for run in runs):
         return []
-    slow = [move for move in moves if _is_correlated(move)]
+    slow = [move for move in moves if is_correlated(move)]
     # With few chains the correlations are noisy, and one of many stages may be an outlier by chance.
     if len(slow) <= 0.1 * len(moves) and all(move.correlation <= max(MEMORY_LEFT, 2.25 * move.noise) for move in slow):
         return []
@@ -281,7 +281,8 @@ def _disagreement_with_path_sampling(runs: Sequence[SMCResult]) -> str:
     )
 
 
-def _is_correlated(move: MoveSummary) -> bool:
+def is_correlated(move: MoveSummary) -> bool:
+    """Return whether the moves of a stage did not mix."""
     return move.correlation > max(MEMORY_LEFT, 1.5 * move.noise)
 
 
@@ -415,7 +416,7 @@ def moves_mixed(figures: Figures, separated: bool) -> bool:
     within = _within_modes(moved)
     noise = float(np.mean([move.noise for move in within])) / len(within) ** 0.5
     correlation = float(np.mean([move.correlation for move in within]))
-    return not any(_is_correlated(move) for move in within) and correlation <= max(_UNCORRELATED, noise)
+    return not any(is_correlated(move) for move in within) and correlation <= max(_UNCORRELATED, noise)
 
 
 def _within_modes(moved: Sequence[MoveSummary]) -> list[MoveSummary]:

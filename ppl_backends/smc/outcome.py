@@ -18,6 +18,7 @@ from ppl_backends.approximations.lost_mode import LostMode
 from ppl_backends.approximations.missed_modes import find_missed_mode, with_missed_mode
 from ppl_backends.importance.tails import with_tails
 from ppl_backends.kernels.protocol import Kernel
+from ppl_backends.kernels.table import make_kernel
 from ppl_backends.smc.bridge_sampling import Sample, affordable_batches, bridge_evidence
 from ppl_backends.smc.by_mode import ModeEvidences, evidences_by_mode
 from ppl_backends.smc.chains import TEMPERING, run_chains
@@ -33,6 +34,7 @@ from ppl_backends.smc.health import (
     moves_mixed,
     split_finished,
 )
+from ppl_backends.smc.jumps import DensityJumpsError
 from ppl_backends.smc.lost_modes import find_lost_mode, find_lost_region, with_lost_mode
 from ppl_backends.smc.path import BridgePath, TemperingPath
 from ppl_backends.smc.records import SMCResult
@@ -57,6 +59,24 @@ class Call(NamedTuple):
     draws: int
     executor: Executor | None
     progressbar: bool
+
+    def run_across_jumps(
+        self,
+        settings: Settings,
+        generators: Sequence[np.random.Generator],
+        again: Sequence[np.random.Generator],
+        others: Sequence[np.random.Generator],
+        checkpoint: Checkpoint | None,
+    ) -> tuple[Call, tuple[Figures, Settings, str]]:
+        """Run all chains; if trajectories do not mix because the log density jumps, run ``others`` with the mixed kernel.
+
+        Without generators of ``others``, jumps are not looked for. Return the call that was made, too.
+        """
+        try:
+            return self, self.run_all(settings._replace(finds_jumps=bool(others)), generators, again, checkpoint)
+        except DensityJumpsError:
+            call = self._replace(kernel=make_kernel("mixed"))
+            return call, call.run_all(settings, others, again, None)
 
     def run_all(
         self,

@@ -105,6 +105,7 @@ def sample_smc(
         is a poor start, without a mode or far from the posterior, both use the prior.
     kernel : {"auto", "hmc", "mala", "barker", "mixed", "independent", "random_walk", "polya_gamma"}
         ``"auto"`` is HMC if the target has gradients, else random-walk and independent proposals alternately (``"mixed"``).
+        If HMC does not mix because the log density jumps, as at a change point, all chains run with ``"mixed"`` instead.
         Attribute ``kernel`` names the kernel used. ``"polya_gamma"`` is the Gibbs step of logistic, negative
         binomial and normal regressions without hyper-parameters, whose likelihood to a power has the same latent variables;
         it needs ``initial="prior"`` and the extra of that name.
@@ -212,14 +213,16 @@ def sample_smc(
     identity = {"draws": draws, "chains": chains, "kernel": chosen.name, **settings._asdict()}
     identity |= {"max_time": None, "power": power, "power_potentials": power_potentials}
     saved = None if checkpoint is None else Checkpoint.open(checkpoint, target, identity, initial, random_seed)
-    generators = spawn_generators(saved.seed if saved else random_seed, 6 * chains + 4)
+    generators = spawn_generators(saved.seed if saved else random_seed, 7 * chains + 4)
     result_rng, initial_rng, *of_judge = generators[chains : chains + 4]
     path = choose_path(target, saved.initial if saved else initial, initial_rng, chosen, settings)
 
     call = Call(path, chosen, draws, executor, progressbar)
     may_run_again = settings.schedule.is_adaptive and len_chain in ("auto", None) and not unbiased and max_time is None
     again, *others = [generators[k * chains + 4 : (k + 1) * chains + 4] for k in range(1, 6)] if may_run_again else [[]]
-    figures, made, unfinished = call.run_all(settings, generators[:chains], again, saved.begin(path) if saved else None)
+    across = generators[-chains:] if may_run_again and kernel == "auto" and chosen.uses_gradient else []
+    begun = saved.begin(path) if saved else None
+    call, (figures, made, unfinished) = call.run_across_jumps(settings, generators[:chains], again, across, begun)
     done = call.judge(figures, made, *of_judge)
     if unfinished:
         done = done.distrusted(reasons_of_lone_chain(done.figures.runs, chains))
@@ -229,7 +232,7 @@ def sample_smc(
     warn_if_distrusted(unfinished, verdict.reasons, verdict.replaced)
     return smc_inference_data(
         call.path,
-        chosen.name,
+        call.kernel.name,
         figures.runs,
         verdict,
         unfinished,
@@ -243,7 +246,7 @@ def sample_smc(
             "len_chain": made.len_chain or 1,
             "schedule": made.schedule.kind,
             "unbiased": int(unbiased),
-            "run_again": int(made is not settings or is_straightened(call.path)),
+            "run_again": int(made.schedule is not settings.schedule or is_straightened(call.path)),
         }
         | attrs,
     )

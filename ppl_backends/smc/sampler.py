@@ -24,7 +24,8 @@ from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.checkpoint import ChainStore
 from ppl_backends.smc.core import Parts, SMCState, StageCutOff, Start, Watch, begin, run_smc
 from ppl_backends.smc.evidence import PathSampling, evidence_of_runs
-from ppl_backends.smc.health import agrees, may_replace
+from ppl_backends.smc.health import agrees, is_correlated, may_replace
+from ppl_backends.smc.jumps import DensityJumpsError, density_jumps
 from ppl_backends.smc.ladder import StageParticles
 from ppl_backends.smc.moves import MoveSettings, Pilot, Planned, UntilMixed, WasteFree, stay
 from ppl_backends.smc.path import BridgePath, PriorPath, TemperingPath
@@ -48,7 +49,8 @@ class Settings(NamedTuple):
 
     An ``unbiased`` run is made twice, the second time with the decisions of the first: betas and moves then do not
     depend on the particles, and the evidence (not its log) is unbiased. After ``max_time`` seconds the run ends, within a
-    stage too, except in the first that it makes.
+    stage too, except in the first that it makes. If the run ``finds_jumps`` of the log density where its moves do not mix,
+    it raises an error.
     """
 
     schedule: Schedule = Schedule()
@@ -59,6 +61,7 @@ class Settings(NamedTuple):
     unbiased: bool = False
     keep_ladder: bool = False
     max_time: float | None = None
+    finds_jumps: bool = False
 
     def finer(self) -> Settings:
         """Return the settings of a second run if the first was too coarse and its ladder was chosen automatically.
@@ -94,7 +97,7 @@ def run_tempering(
     run = store.load() if store else None
     if run is None:
         run = _begin(path, kernel, n, rng, how)
-    watch = Watcher(how.max_time, report, store, path)
+    watch = Watcher(how.max_time, report, store, path, how.finds_jumps)
     while True:
         run, ended = run_smc(run, path, _parts(run, path, kernel, n, how), watch)
         plan = run.records.get("plan")
@@ -173,8 +176,9 @@ class Watcher(Watch):
         report: Callable[[SMCState], None] | None = None,
         store: ChainStore | None = None,
         path: TemperingPath | None = None,
+        finds_jumps: bool = False,
     ) -> None:
-        self._path = path
+        self._path, self._finds_jumps = path, finds_jumps
         self._start, self._has_advanced = time.perf_counter(), False
         self._most, self._report, self._store = max_time, report, store
 
@@ -211,12 +215,20 @@ class Watcher(Watch):
         )
 
     def see(self, run: SMCState) -> None:
-        """Save and report a stage."""
+        """Save and report a stage; raise an error if its moves did not mix because the log density jumps."""
+        path = self._path if self._finds_jumps and _moved_without_mixing(run) else None
+        if path is not None and density_jumps(path, run.population.x, run.population.beta):
+            raise DensityJumpsError
         self._has_advanced = True
         if self._store:
             self._store.save(run)
         if self._report is not None:
             self._report(run)
+
+
+def _moved_without_mixing(run: SMCState) -> bool:
+    moves = run.stages[-1].moves
+    return moves is not None and is_correlated(moves)
 
 
 class SampledPriorPath(PriorPath):
