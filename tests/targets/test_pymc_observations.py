@@ -89,8 +89,18 @@ def test_rows_that_depend_on_each_other_are_refused():
         pm.GaussianRandomWalk("y", sigma=sigma, init_dist=pm.Normal.dist(0, 1), observed=np.zeros(8))
     with pytest.raises(ModelError, match="'y' cannot be taken in subsets"):
         PyMCTarget(walk, backend="numba").observations.log_likelihood(np.zeros((1, 1)), np.arange(2))
+
+
+@pytest.mark.parametrize("y", [np.zeros(8), np.arange(8.0)])
+def test_parameters_with_a_value_for_each_row_are_taken_in_subsets(y):
     with pm.Model() as smooth:
         mu = pm.Normal("mu", 0, 1, shape=8)
-        pm.Normal("y", pm.math.cumsum(mu), 1, observed=np.zeros(8))
-    with pytest.raises(ModelError, match="'y' cannot be taken in subsets"):
-        PyMCTarget(smooth, backend="numba").observations.log_likelihood(np.zeros((1, 8)), np.arange(2))
+        pm.Normal("y", pm.math.cumsum(mu), 1, observed=y)
+    x, rows = np.linspace(-1, 1, 16).reshape(2, 8), np.array([5, 1, 5])
+    expected = scipy.stats.norm.logpdf(y, np.cumsum(x, axis=1))[:, rows]
+    observations = PyMCTarget(smooth, backend="numba").observations
+    np.testing.assert_allclose(observations.log_likelihood(x, rows), expected, rtol=1e-9)
+    slope = observations.sum(x, rows, gradient=True)[1]
+    residual = np.zeros((2, 8))
+    np.add.at(residual, (slice(None), rows), (y - np.cumsum(x, axis=1))[:, rows])
+    np.testing.assert_allclose(slope, residual[:, ::-1].cumsum(axis=1)[:, ::-1], atol=1e-9)

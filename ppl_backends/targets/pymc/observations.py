@@ -3,9 +3,10 @@
 The elementwise log density of an observed variable is rebuilt on an index input. Everything that does not depend on
 the parameters and runs over the rows (the observed values, the covariates, group labels, ``pm.Data`` or constants, and
 anything computed from them) is replaced by its rows at the index; shapes equal to the number of rows become the length
-of the index. The result is then checked: at random points, random subsets must equal slices of the full pointwise log
-likelihood. A model whose rows are dependent given the parameters (a random walk, a Gaussian process) fails the check
-and is refused with the reason.
+of the index. Parameters with a value for each row (states, effects) are indexed where they meet such rows. The result is
+then checked: at random points, random subsets must equal slices of the full pointwise log likelihood. A model whose rows
+are dependent given the parameters (an observed random walk or Gaussian process) fails the check and is refused with the
+reason.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor import subtensor
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Reshape, SpecifyShape
 
 from ppl_backends.errors import ModelError
@@ -167,7 +169,8 @@ class RowTerm:
         self._index = pt.lvector("index")
         self._point = graph.point
         try:
-            self._subset = on_index(elements, self._leaves, self._values, self._index, self.n).get(elements, elements)
+            at_rows = on_index(elements, self._leaves, self._values, self._index, self.n, own_rows=True)
+            self._subset = at_rows.get(elements, elements)
         except Exception as error:
             raise ModelError(f"{self.refusal} ({one_line(error)})") from None
         self._functions: dict[str, Callable[..., list[Array]]] = {}
@@ -239,9 +242,17 @@ def _rows(leaf: Variable, index: Variable) -> Variable:
 
 
 def on_index(
-    output: Variable, leaves: Sequence[Variable], values: Sequence[np.ndarray], index: Variable, n: int
+    output: Variable,
+    leaves: Sequence[Variable],
+    values: Sequence[np.ndarray],
+    index: Variable,
+    n: int,
+    own_rows: bool = False,
 ) -> dict[Variable, Variable]:
-    """Return the variables of the graph of ``output`` at rows ``index`` of leaves that have ``n`` rows."""
+    """Return the variables of the graph of ``output`` at rows ``index`` of leaves that have ``n`` rows.
+
+    With ``own_rows``, parameters that have a value for each row are indexed where they meet such leaves.
+    """
     memo: dict[Variable, Variable] = {}
     lengths = set()
     for leaf, value in zip(leaves, values, strict=True):
@@ -265,9 +276,23 @@ def on_index(
             inputs = [*inputs[:first], *(_resized(v, n, length, lengths) for v in inputs[first:])]
         if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
             continue
+        if own_rows and isinstance(node.op, Elemwise):
+            inputs = [
+                _own_rows(v, node, index, n) if v is old else v for v, old in zip(inputs, node.inputs, strict=True)
+            ]
         new = node.op.make_node(*inputs)
         memo.update(zip(node.outputs, new.outputs, strict=True))
+    if (
+        own_rows and output not in memo and output.type.shape[:1] == (n,)
+    ):  # no data are left in it, as where all of them are zero
+        memo[output] = _rows(output, index)
     return memo
+
+
+def _own_rows(part: Variable, node: Any, index: Variable, n: int) -> Variable:
+    """Return an operand that has a value for each of the ``n`` rows, such as a state or an effect per row, at ``index``."""
+    rows = part.type.ndim == node.outputs[0].type.ndim > 0 and part.type.shape[0] == n > 1
+    return _rows(part, index) if rows else part
 
 
 def _resized(shape: Variable, n: int, length: Variable, lengths: set[Variable]) -> Variable:
