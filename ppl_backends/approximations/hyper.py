@@ -74,11 +74,16 @@ def check_number(label: str, names: Sequence[str]) -> None:
         )
 
 
+def written(names: Sequence[str], phi: Array) -> str:
+    """Return ``name = value`` of every hyper-parameter, for messages."""
+    return ", ".join(f"{name} = {value:.3g}" for name, value in zip(names, phi, strict=True))
+
+
 def climb(posterior: Any, start: Array) -> Any:
     """Return the node at the mode of φ, by a quasi-Newton method on the evidence."""
     best = posterior.node(start)
     if best is None:
-        raise ModelError(f"no proper approximation at the hyper-parameters {start.round(3)}; use fit_laplace")
+        raise ModelError(f"no proper approximation at {written(posterior.names, start)}; use sample_smc")
     found = [best]
 
     def negative(phi: Array) -> tuple[float, Array]:

@@ -17,7 +17,7 @@ from scipy.linalg import LinAlgError
 from scipy.special import expit, logsumexp
 
 from ppl_backends.approximations.elsewhere import NEGLIGIBLE_SHARE
-from ppl_backends.approximations.hyper import Design, climb, scale_at
+from ppl_backends.approximations.hyper import Design, climb, scale_at, written
 from ppl_backends.approximations.hyper_narrow import narrow_hyper_mode
 from ppl_backends.approximations.verdict import Verdict
 from ppl_backends.errors import ModelError
@@ -70,8 +70,9 @@ def judge_design(
     elif around > LARGEST_AROUND:
         trouble = f"a region of the hyper-parameters around the points has {around:.0%} of the mass"
     elif share > NEGLIGIBLE_SHARE and place is not None:
-        at = ", ".join(f"{name} = {value:.3g}" for name, value in zip(names, place, strict=True))
-        trouble = f"another mode of the hyper-parameters, at {at}, has {share:.0%} of the mass of both"
+        trouble = (
+            f"another mode of the hyper-parameters, at {written(names, place)}, has {share:.0%} of the mass of both"
+        )
     return Verdict(trouble, figures)
 
 

@@ -1,9 +1,13 @@
 """Sites known by their values alone, or tabulated at as many points as they need."""
 
 import numpy as np
+import pymc as pm
 import pytest
-from scipy.special import gammaln, xlogy
+from scipy.special import gammaln, log_ndtr, xlogy
+from scipy.stats import norm
 
+import ppl_backends as pb
+from ppl_backends.errors import ModelError
 from ppl_backends.targets.factors import NegativeBinomial, NormalMixture
 from ppl_backends.targets.factors.recognise import recognise
 from ppl_backends.targets.stan.factors.quantities import Predictor
@@ -115,3 +119,45 @@ def test_a_table_has_the_points_that_its_sites_need(log_site, few):
     s = np.random.default_rng(1).uniform(-6, 5, size=(1000, 5))
     np.testing.assert_allclose(family.log_site(s), log_site(s), rtol=1e-7, atol=1e-7)
     assert (program.evaluations < 1200) is few
+
+
+@pytest.mark.parametrize("scale", np.exp(np.linspace(-1, 2, 31)))
+def test_a_truncated_normal_is_not_taken_for_a_mixture_of_impossible_weights(scale):
+    """Its log density is linear far on the left, where the curvature is that of rounding errors."""
+    below = np.array([1.2, 1.5, 2.0])
+
+    def log_site(s):
+        return -0.5 * ((below - s) / scale) ** 2 - log_ndtr((s - 1.0) / scale)
+
+    assert recognise(log_site, 3) is None
+
+
+@pytest.mark.slow
+def test_ep_and_nested_laplace_of_a_truncated_normal_with_an_unknown_scale():
+    """The evidence and the mean of ``mu`` are those of a grid of 2,000 × 1,000 points."""
+    y = 1 + np.array([0.03, 0.11, 0.14, 0.22, 0.31, 0.35, 0.48, 0.52, 0.71, 0.78, 0.95, 1.3])
+    with pm.Model() as model:
+        mu, sigma = pm.Normal("mu", 0, 3), pm.HalfNormal("sigma", 3)
+        pm.Truncated("y", pm.Normal.dist(mu, sigma), lower=1.0, upper=None, observed=y)
+    at, log_sigma = np.linspace(-25, 8, 2000)[:, None], np.linspace(-4, 3, 1000)
+    scale = np.exp(log_sigma)
+    log_density = norm.logpdf(at, 0, 3) + norm.logpdf(scale, 0, 3) + np.log(2) + log_sigma
+    for value in y:
+        log_density = log_density + norm.logpdf(value, at, scale) - log_ndtr((at - 1.0) / scale)
+    density = np.exp(log_density - log_density.max())
+    cell = (at[1, 0] - at[0, 0]) * (log_sigma[1] - log_sigma[0])
+    log_evidence = np.log(density.sum() * cell) + log_density.max()
+    mean, square = ((density * at**k).sum() / density.sum() for k in (1, 2))
+    for q in (pb.fit_ep(model, progressbar=False), pb.fit_inla(model, progressbar=False)):
+        assert q.converged
+        assert abs(q.log_evidence - log_evidence) < 0.01
+        assert abs(q.mean[0] - mean) < 0.1 * np.sqrt(square - mean**2)
+
+
+@pytest.mark.parametrize("fit", [pb.fit_ep, pb.fit_inla])
+def test_an_error_names_the_hyper_parameters_without_an_approximation(fit):
+    with pm.Model() as model:
+        total, sigma = pm.Flat("a") + pm.Flat("b"), pm.HalfNormal("sigma", 1)
+        pm.Normal("y", total, sigma, observed=[1.0, 2.0, 3.0])
+    with pytest.raises(ModelError, match=r"no proper approximation at sigma_log__ = 0\.1; use sample_smc"):
+        fit(model, progressbar=False)

@@ -137,7 +137,7 @@ class _Posterior:
     """Log posterior of φ, with one EP run per point; None if there is no proper approximation."""
 
     def __init__(self, factors: Any, fit: Fit) -> None:
-        self._factors, self._fit = factors, fit
+        self._factors, self._fit, self.names = factors, fit, tuple(factors.hyper_names)
         self.runs, self.converged_only = 0, False
         self._converged, self._lost_sweeps = 0, 0
 

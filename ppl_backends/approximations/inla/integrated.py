@@ -24,6 +24,7 @@ from ppl_backends.approximations.hyper import (
     climb,
     design_around,
     draws_at_points,
+    written,
 )
 from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, judge_design
 from ppl_backends.approximations.inla.latent import GAIN, LatentFit, fit_latent
@@ -93,10 +94,10 @@ class SparseLatent:
 
     def refusal(self, phi: Array) -> str:
         """Return what to do if there is no fit at the first φ."""
-        said = f"no proper approximation at the hyper-parameters {phi.round(3)}"
+        said = f"no proper approximation at {written(self.hyper_names, phi)}"
         if self._target is None:
             return f"{said}: the precision must be positive definite there, or constraints= must span its null space"
-        return f"{said}; use fit_laplace"
+        return f"{said}; use sample_smc"
 
     def dispersed(self, n: int, rng: np.random.Generator) -> Array:
         """Return points of φ ``(n, p)``, about distributed as its prior; none for the largest models."""
@@ -113,7 +114,7 @@ class _Posterior:
     """Log posterior of φ; None if there is no proper approximation."""
 
     def __init__(self, described: Any) -> None:
-        self._described = described
+        self._described, self.names = described, tuple(described.hyper_names)
         self.runs = 0
 
     def node(self, phi: Array, start: LatentFit | None = None) -> Node | None:

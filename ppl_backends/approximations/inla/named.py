@@ -9,6 +9,7 @@ from numpy.linalg import LinAlgError
 
 from ppl_backends.approximations.elsewhere import share_of_another_mode
 from ppl_backends.approximations.gaussian import GaussianApproximation
+from ppl_backends.approximations.hyper import written
 from ppl_backends.approximations.hyper_modes import dispersed_by_density
 from ppl_backends.approximations.inla.conditional import conditional_modes, improved_marginals
 from ppl_backends.approximations.inla.copula import GaussianCopula
@@ -70,7 +71,7 @@ class NamedHyperParameters:
             "sd_ratio": float(max(marginals.sd / q.sd, key=lambda ratio: abs(np.log(ratio)))),
         }
         trouble = f"by {POINTS} points {trouble}" if trouble else improved.open_end()
-        trouble = trouble and f"given {self._at(phi)}, {trouble}"
+        trouble = trouble and f"given {written(self.hyper_names, phi)}, {trouble}"
         moments = marginals.mean, marginals.sd, marginals.skewness
         return LatentFit(fit.mode, *moments, fit.precision, log_evidence, figures, trouble)
 
@@ -89,7 +90,7 @@ class NamedHyperParameters:
     def refusal(self, phi: Array) -> str:
         """Return what to do if there is no fit at the first φ."""
         return (
-            f"given {self._at(phi)} the other coordinates have no mode; "
+            f"given {written(self.hyper_names, phi)} the other coordinates have no mode; "
             "name all scales and no effects in hyper=, or use sample_smc"
         )
 
@@ -99,9 +100,6 @@ class NamedHyperParameters:
             return self._target.sample_prior(n, rng)[:, self.hyper_coordinates]
         except PriorSamplingError:
             return dispersed_by_density(self.log_hyper_prior, self.start, n, rng)
-
-    def _at(self, phi: Array) -> str:
-        return ", ".join(f"{name} = {value:.3g}" for name, value in zip(self.hyper_names, phi, strict=True))
 
     def _given(self, phi: Array) -> ConditionalTarget:
         point = self._point.copy()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri_exp
 
+from ppl_backends.errors import ModelError
 from ppl_backends.numerics.gaussian import LOG_2PI
 from ppl_backends.targets.factors.families import (
     Laplace,
@@ -94,12 +95,20 @@ def recognise(log_site: Callable[[Array], Array], n: int, like: Recognised | Non
     if not np.isfinite(written.near).all():
         return None
     for propose in PROPOSALS if like is None else (like.propose,):
-        with np.errstate(all="ignore"):
-            proposal = propose(written)
+        proposal = _proposed(propose, written)
         if proposal is not None and agrees(proposal, written.nodes, written.near):
             far = FAR if like is None else np.random.default_rng(0).choice(FAR, size=(1, n))
             return proposal if agrees(proposal, far, written.at(far)) else None
     return None
+
+
+def _proposed(propose: Propose, written: Written) -> Recognised | None:
+    """Return the family that a function proposes; None also if the family refuses the parameters."""
+    try:
+        with np.errstate(all="ignore"):
+            return propose(written)
+    except ModelError:  # such as a component of a mixture whose weight is too small for a float
+        return None
 
 
 def agrees(proposal: Recognised, nodes: Array, written: Array) -> bool:
