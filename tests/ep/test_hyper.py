@@ -13,6 +13,7 @@ from scipy.special import logsumexp
 
 import ppl_backends as pb
 from ppl_backends.approximations.ep import Logit
+from ppl_backends.approximations.ep.hyper import MOST_SWEEPS, _Posterior
 from ppl_backends.approximations.hyper import MAX_NODES, PART, lattice, narrowed, net
 from ppl_backends.approximations.hyper_modes import share_around
 from ppl_backends.approximations.hyper_narrow import narrow_hyper_mode
@@ -188,13 +189,12 @@ def test_impossible_data_are_named(likelihood, wrong, where):
     with pytest.raises(ModelError, match=f"density of observed variable 'y' is {where}"):
         pb.fit_ep(_regression(X, y, likelihood))
 
+
+def test_runs_end_if_none_of_them_converges():
     """A lattice of runs of 200 sweeps, none of which converge, took minutes."""
-
-    from ppl_backends.approximations.ep.hyper import MOST_SWEEPS, _Posterior
-
     failed = SimpleNamespace(converged=False, diagnostics={"sweeps": 200.0}, log_evidence=0.0)
     given = pb.Factors([[1.0]], 0.0, Logit([1]), prior_mean=0.0, prior_precision=1.0)
-    factors = SimpleNamespace(at=lambda phi: given, log_hyper_prior=lambda phi: 0.0)
+    factors = SimpleNamespace(hyper_names=("phi",), at=lambda phi: given, log_hyper_prior=lambda phi: 0.0)
     posterior = _Posterior(factors, lambda factors, start: failed)
     found = [posterior.node(np.zeros(1)) is not None for _ in range(30)]
     assert sum(found) == posterior.runs == MOST_SWEEPS // 200 + 1
