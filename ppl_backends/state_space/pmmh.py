@@ -15,7 +15,7 @@ from ppl_backends.kernels.particle.narrow import narrow_proposal
 from ppl_backends.kernels.particle.paths import replayed_paths
 from ppl_backends.mcmc.sample import sample_mcmc
 from ppl_backends.options import array, checked, choice, flag, integer, none, number
-from ppl_backends.results.convergence import FEW_EFFECTIVE, effective_draws
+from ppl_backends.results.convergence import FEW_EFFECTIVE, effective_draws, effective_in_moments
 from ppl_backends.results.inference_data import flat_draws, group, with_states
 from ppl_backends.steps.particle import FILTERS, ParticleMetropolis
 from ppl_backends.targets.convert import as_target
@@ -23,6 +23,7 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 from ppl_backends.targets.state_space.target import axis_of_rows
 
 _LONG_STAY = 50  # draws
+_PRECISE = 0.5  # variance of log estimates that does not make chains stay
 _NOISY = 20.0  # variance of log estimates above which the number of particles that is needed is not known
 
 
@@ -162,12 +163,14 @@ def warn_of_stuck_chains(idata: Any) -> None:
     if stay < max(_LONG_STAY, draws // 100):
         return
     x = np.concatenate([np.reshape(each.values, (len(each), draws, -1)) for each in posterior.values()], axis=2)
-    worth = float(effective_draws(x).min())
+    # tails that chains seldom reach, and then stay in, show in moments before they show in ranks
+    worth = float(min(effective_draws(x).min(), effective_in_moments(x).min()))
     if not worth < FEW_EFFECTIVE:
         return
     more = int(np.ceil(draws * FEW_EFFECTIVE / worth))
     noisy, times = variance > _NOISY, int(np.ceil(max(2.0, variance)))
     better = "give the model a proposal= if it has none" if noisy else f"n_particles={grid(times * n)}"
+    better = "sample_smc2, because such estimates need no more particles" if variance < _PRECISE else better
     said = (
         f"the effective sample size is {worth:.0f}, because a chain stayed at one estimate for {stay} of {draws} draws (log "
         f"estimates of {n} particles have variance {variance:.1f}): use about draws={more} for {FEW_EFFECTIVE} effective "

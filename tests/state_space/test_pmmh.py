@@ -5,6 +5,7 @@ import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
+import arviz as az
 import jax.numpy as jnp
 import numpy as np
 import pymc as pm
@@ -245,6 +246,22 @@ def test_chains_that_stay_at_an_estimate_are_told_with_what_helps(stay, told):
         r"use about draws=\d{4} for 400 effective draws, "
     )
     assert not told or re.search(match + r"or n_particles=64$", str(caught[0].message))
+
+
+def test_a_chain_that_stays_in_a_tail_is_told_although_ranks_mix():
+    """One chain is in a far tail once, for 120 draws: the effective number by ranks is large, and that of the mean is not."""
+    z = np.random.default_rng(1).standard_normal((8, 1000, 1))
+    estimate = np.random.default_rng(2).standard_normal((8, 1000))
+    z[0, 100:220], estimate[0, 100:220] = -8.0, 0.0
+    at = ("chain", "draw")
+    stats = {"estimate": (at, estimate), "n_particles": (at, np.full((8, 1000), 32))}
+    stats["estimate_variance"] = (at, np.zeros((8, 1000)))
+    made = as_inference_data({"posterior": xr.Dataset({"x": ((*at, "k"), z)}), "sample_stats": xr.Dataset(stats)})
+    assert az.ess(z[..., 0]) > 400
+    with pytest.warns(
+        SamplerWarning, match=r"stayed at one estimate for 120 of 1000 draws .*, or sample_smc2, because"
+    ):
+        warn_of_stuck_chains(made)
 
 
 def test_bad_input_is_refused_in_one_line():
