@@ -37,6 +37,7 @@ from ppl_backends.targets.factors.sites import Array
 
 N_TEMPERATURES = 12
 FAMILY = choice(*FAMILIES, *ALIASES)
+_PAIRS, _STEPS = 50, 4000  # pairs of a step of stochastic ascent, and steps
 
 
 @checked(
@@ -56,8 +57,8 @@ def fit_gibbs_vi(
     family: str = "dense",
     ladder: Sequence[float] | None = None,
     sample_pairs: bool | None = None,
-    batch_size: int = 50,
-    n_iterations: int = 4000,
+    batch_size: int = _PAIRS,
+    n_iterations: int = _STEPS,
     initial: Any = None,
     tolerance: float = 1e-4,
     max_iterations: int = 500,
@@ -125,7 +126,7 @@ def nearest_gaussian(posterior: GibbsPosterior, family: str, initial: Any = None
     """Return the fit of :func:`fit_gibbs_vi` without its check, for loops over learning rates and folds."""
     family = ALIASES.get(family, family)
     if posterior.paired and _samples_pairs(posterior, None):
-        return fit_by_pairs(posterior, family, 50, 4000, None)
+        return fit_by_pairs(posterior, family, _PAIRS, _STEPS, None)
     return fits_along(posterior, family, None, initial, tolerance)[-1]
 
 
