@@ -207,7 +207,8 @@ class Outcome(NamedTuple):
             done = done.or_along(done.path_from_all_modes, settings, generators[:2], of_judge)
         lacking = lacks_a_bridge(done.verdict, done.attrs)
         if generators and (lacking or has_an_unused_bridge(done.verdict, done.attrs)):
-            return done.or_along(done.straightened_path, settings, generators[2:], of_judge)
+            other = done.or_along(done.straightened_path, settings, generators[2:], of_judge)
+            return other if lacking else min(done, other, key=lambda each: each.verdict.evidence.standard_error)
         if generators or not lacking:
             return done
         reasons = [*done.verdict.reasons, *reasons_of_late_change(self.call.path, done.figures.runs)]
