@@ -116,18 +116,27 @@ def fit_gibbs_vi(
     >>> q.converged, bool(q.optimality_gap < 1e-3), round(q.expected_risk, 2)
     (True, True, 0.14)
     """
-    family = ALIASES.get(family, family)
-    if posterior.paired and _samples_pairs(posterior, sample_pairs):
-        return checked_fit(fit_by_pairs(posterior, family, batch_size, n_iterations, random_seed))
-    return checked_fit(fits_along(posterior, family, ladder, initial, tolerance, max_iterations)[-1])
+    options = (family, ladder, sample_pairs, batch_size, n_iterations, initial, tolerance, max_iterations, random_seed)
+    return checked_fit(nearest_gaussian(posterior, *options))
 
 
-def nearest_gaussian(posterior: GibbsPosterior, family: str, initial: Any = None, tolerance: float = 1e-4) -> GibbsVI:
+def nearest_gaussian(
+    posterior: GibbsPosterior,
+    family: str,
+    ladder: Sequence[float] | None = None,
+    sample_pairs: bool | None = None,
+    batch_size: int = _PAIRS,
+    n_iterations: int = _STEPS,
+    initial: Any = None,
+    tolerance: float = 1e-4,
+    max_iterations: int = 500,
+    random_seed: SeedLike = None,
+) -> GibbsVI:
     """Return the fit of :func:`fit_gibbs_vi` without its check, for loops over learning rates and folds."""
     family = ALIASES.get(family, family)
-    if posterior.paired and _samples_pairs(posterior, None):
-        return fit_by_pairs(posterior, family, _PAIRS, _STEPS, None)
-    return fits_along(posterior, family, None, initial, tolerance)[-1]
+    if posterior.paired and _samples_pairs(posterior, sample_pairs):
+        return fit_by_pairs(posterior, family, batch_size, n_iterations, random_seed)
+    return fits_along(posterior, family, ladder, initial, tolerance, max_iterations)[-1]
 
 
 @checked(

@@ -335,7 +335,7 @@ class _Fitter(NamedTuple):
                 warnings.simplefilter("ignore", ApproximationWarning)
                 at = posterior.with_learning_rate(rate)
                 if self.fit == "vi":
-                    last = nearest_gaussian(at, self.family, last, TOLERANCE)
+                    last = nearest_gaussian(at, self.family, initial=last, tolerance=TOLERANCE)
                 else:
                     last = _fit(at, self.fit, self.family)
             self.failed[column] += self.fit == "vi" and not last.converged

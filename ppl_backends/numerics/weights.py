@@ -14,6 +14,7 @@ from scipy.special import logsumexp
 
 from ppl_backends.numerics.arrays import Array
 
+FEWEST_FOR_PARETO_K = 25  # weights
 LARGEST_PARETO_K = 0.7
 NEGLIGIBLE_TAIL = 0.02  # largest share of the total weight in a heavy tail that is negligible
 # Effective draws of all chains below which a mean has an error above a tenth of the sd: a mean that is off by a fifth is two
@@ -91,9 +92,9 @@ def pareto_k(log_weights: Array) -> float:
     largest weights are equal; infinity if fewer than 25 points have positive weight.
     """
     weights = np.sort(log_weights[np.isfinite(log_weights)])
-    if len(weights) < 25:
+    if len(weights) < FEWEST_FOR_PARETO_K:
         return float("inf")
-    largest = weights[-int(np.ceil(min(len(weights) / 5, 3 * np.sqrt(len(weights))))) - 1 :]
+    largest = weights[-_tail_length(len(weights)) - 1 :]
     if np.ptp(largest) < 1e-9:
         return 0.0
     return _psis(weights)[1]
@@ -126,7 +127,17 @@ def _psis(log_weights: Array) -> tuple[Array, float]:
 
 def _largest(weights: Array) -> Array:
     """Return the largest of sorted weights, to which a generalised Pareto distribution is fitted."""
-    return weights[-int(np.ceil(min(len(weights) / 5, 3 * np.sqrt(len(weights))))) :]
+    return weights[-_tail_length(len(weights)) :]
+
+
+def _tail_length(n: int) -> int:
+    """Return the number of the largest of ``n`` weights to which a generalised Pareto distribution is fitted."""
+    return int(np.ceil(min(n / 5, 3 * np.sqrt(n))))
+
+
+def error_of_pareto_k(k: float, n: int) -> float:
+    """Return the standard error of Pareto k from ``n`` weights."""
+    return float((1.0 + k) / _tail_length(n) ** 0.5)
 
 
 def _beyond_the_largest(log_weights: Array, log_mean: float) -> float:
@@ -137,7 +148,7 @@ def _beyond_the_largest(log_weights: Array, log_mean: float) -> float:
     """
     k, finite = pareto_k(log_weights), log_weights[np.isfinite(log_weights)]
     largest = _largest(np.sort(np.exp(finite - log_mean)))
-    if not _NO_FOURTH_MOMENT + (1.0 + k) / len(largest) ** 0.5 < k < np.inf:  # by the standard error of k
+    if not _NO_FOURTH_MOMENT + error_of_pareto_k(k, len(finite)) < k < np.inf:
         return 0.0
     return float((largest[-1] - largest[0]) / (1.0 - min(k, LARGEST_PARETO_K)) / len(log_weights))
 

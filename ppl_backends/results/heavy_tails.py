@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ppl_backends.numerics.arrays import Array
-from ppl_backends.numerics.weights import LARGEST_PARETO_K, pareto_k
+from ppl_backends.numerics.weights import FEWEST_FOR_PARETO_K, LARGEST_PARETO_K, error_of_pareto_k, pareto_k
 
 _NEAR = 20.0  # median absolute deviations from the median within which no tail is heavy
 _ELEMENTS = 10_000_000  # of an array whose columns are judged at once
 _NAMED = 3  # elements that a message names
-_FEWEST = 25  # draws beyond the median that show a tail
 
 
 def unreliable_means(values: Mapping[str, Array]) -> str:
@@ -37,7 +36,7 @@ def unreliable_means(values: Mapping[str, Array]) -> str:
 
 def _heavy(name: str, value: Array) -> Iterator[tuple[str, float]]:
     """Yield the names of elements ``(draws, *shape)`` with a heavy tail, and its Pareto k."""
-    if value.dtype.kind != "f" or len(value) < _FEWEST:
+    if value.dtype.kind != "f" or len(value) < FEWEST_FOR_PARETO_K:
         return
     shape, columns = value.shape[1:], value.reshape(len(value), -1)
     width = max(1, _ELEMENTS // len(value))
@@ -62,7 +61,7 @@ def _heavy_columns(x: Array) -> Iterator[tuple[int, float]]:
 def _certain_k(logs: Array) -> float:
     """Return Pareto k of logarithms of deviations if it is above the limit by half its standard error, else 0."""
     n = int(np.isfinite(logs).sum())
-    if n < _FEWEST:
+    if n < FEWEST_FOR_PARETO_K:
         return 0.0
-    k, in_tail = pareto_k(logs), min(n / 5, 3 * n**0.5)
-    return k if k - 0.5 * (1.0 + k) / in_tail**0.5 > LARGEST_PARETO_K else 0.0
+    k = pareto_k(logs)
+    return k if k - 0.5 * error_of_pareto_k(k, n) > LARGEST_PARETO_K else 0.0

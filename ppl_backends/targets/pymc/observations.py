@@ -282,9 +282,8 @@ def on_index(
             ]
         new = node.op.make_node(*inputs)
         memo.update(zip(node.outputs, new.outputs, strict=True))
-    if (
-        own_rows and output not in memo and output.type.shape[:1] == (n,)
-    ):  # no data are left in it, as where all of them are zero
+    # No data are left in a density where all of them are zero
+    if own_rows and output not in memo and output.type.shape[:1] == (n,):
         memo[output] = _rows(output, index)
     return memo
 
