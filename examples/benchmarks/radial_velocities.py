@@ -178,10 +178,13 @@ class Orbit:
 def eccentric_anomaly(mean, e):
     """Return the solution E of E − e sin E = M, for M from −π to π: Danby's start, Newton's steps of third order."""
     eccentric = mean + 0.85 * e * np.sign(mean)
-    for _ in range(5):
+    for _ in range(10):
         sine, cosine = e * np.sin(eccentric), e * np.cos(eccentric)
         off, slope = eccentric - sine - mean, 1 - cosine
-        eccentric = eccentric - off / (slope - 0.5 * off * sine / slope)
+        step = off / (slope - 0.5 * off * sine / slope)
+        eccentric = eccentric - step
+        if np.abs(step).max() < 1e-5:  # its third power is below the precision of a double
+            break
     return eccentric
 
 
