@@ -78,7 +78,8 @@ def loo_moment_match(
     arviz.ELPDData
         As from ``az.loo(..., pointwise=True)``; ``az.compare`` accepts it. The coordinates of its ``pareto_k`` say how
         each density was computed (``source``: ``"PSIS"``, ``"moment matching"`` or ``"refit"``) and what k was before
-        (``k_before``). A refit has k = 0.
+        (``k_before``), and have the Monte Carlo standard errors of each density (``mcse``) and of their sum
+        (``mcse_elpd``). A refit has k = 0.
 
     Raises
     ------
@@ -129,6 +130,7 @@ def loo_moment_match(
     _warn(reasons, np.array([fit.k for fit in fits]), limit, memory)
     coords = {"source": ("observation", sources), "k_before": ("observation", before)}
     pointwise = xr.DataArray([fit.elpd for fit in fits], dims="observation", coords={"observation": np.arange(n)})
+    coords |= errors_of(fits, sources, convergence.effective)
     pareto_k = pointwise.copy(data=[fit.k for fit in fits]).assign_coords(coords)
     p = float(log_mean_exp(log_likelihood, axis=0).sum() - pointwise.sum())
     return elpd_data(pointwise, pareto_k, p, len(cloud.x), limit)
@@ -153,17 +155,43 @@ def _warn(reasons: list[str], k: Array, limit: float, memory: float) -> None:
 
 
 class Fit(NamedTuple):
-    """Log predictive density of one observation, the Pareto k of its weights, and the normalised weights."""
+    """Log predictive density of one observation, the Pareto k of its weights, and the normalised weights.
+
+    ``share`` ``(n,)`` is what each draw adds to the density, in units of it, beyond the mean. The error of the log density
+    is about the root of the sum of squares, if draws are independent.
+    """
 
     elpd: float
     k: float
     weight: Array
+    share: Array
 
 
 def weigh(log_ratio: Array, log_likelihood: Array) -> Fit:
     """Return the density of one observation under weighted draws, with smoothed weights."""
     smoothed, k = smoothed_weights(np.where(np.isnan(log_ratio), -np.inf, log_ratio))
-    return Fit(float(logsumexp(smoothed + log_likelihood) - logsumexp(smoothed)), k, normalised_weights(smoothed)[0])
+    elpd, weight = float(logsumexp(smoothed + log_likelihood) - logsumexp(smoothed)), normalised_weights(smoothed)[0]
+    return Fit(elpd, k, weight, weight * np.expm1(log_likelihood - elpd))
+
+
+def errors_of(fits: list[Fit], sources: list[str], effective: float) -> dict[str, Any]:
+    """Return coordinates with the Monte Carlo standard errors of the log densities ``mcse`` and of their sum ``mcse_elpd``.
+
+    Draws are worth ``effective`` independent ones. Densities by weights of the same draws have dependent errors, so the
+    shares of a draw in all of them are added first. Refits have errors of their own.
+    """
+    shared = [fit.share for fit, source in zip(fits, sources, strict=True) if source != REFITTED]
+    inflation = len(shared[0]) / effective if shared else 1.0
+    variance = np.array(
+        [
+            float(fit.share @ fit.share) * (1.0 if source == REFITTED else max(inflation, 1.0))
+            for fit, source in zip(fits, sources, strict=True)
+        ]
+    )
+    together = np.sum(shared, axis=0) if shared else np.zeros(1)
+    refits = float(variance[[source == REFITTED for source in sources]].sum())
+    total = float(together @ together) * max(inflation, 1.0) + refits
+    return {"mcse": ("observation", np.sqrt(variance)), "mcse_elpd": np.sqrt(total)}
 
 
 @dataclass(frozen=True)
@@ -331,4 +359,4 @@ def leave_out(target: BaseTarget, rows: Rows, i: int, cloud: Cloud, rng: np.rand
 
     run = move_draws(target, change, cloud, rng, rows.has_gradient)
     n = len(run.x)
-    return Fit(-run.log_evidence, 0.0, np.full(n, 1 / n)), memory_of(run)
+    return Fit(-run.log_evidence, 0.0, np.full(n, 1 / n), np.array([run.lineage.variance**0.5])), memory_of(run)

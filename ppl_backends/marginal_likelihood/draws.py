@@ -36,7 +36,8 @@ class Draws(NamedTuple):
 
     ``ancestor`` labels draws of SMC and importance sampling; draws with different labels are independent. ``repaired``
     counts draws without a finite density, which were replaced by the draws before them. ``mismatch`` is the standard
-    deviation of the sampler's log densities minus the model's, NaN if the sampler stored none.
+    deviation of the sampler's log densities minus the model's, NaN if the sampler stored none. ``missing`` counts the
+    repaired draws that were NaN as they were given.
     """
 
     x: Array
@@ -45,6 +46,7 @@ class Draws(NamedTuple):
     divergent: int
     repaired: int
     mismatch: float
+    missing: int = 0
 
     @property
     def n(self) -> int:
@@ -97,7 +99,18 @@ def read_draws(source: Any, target: BaseTarget, model: Any = None) -> Draws:
         int(np.sum(stats["diverging"])) if "diverging" in stats else 0,
         int((~good).sum()),
         np.nan if target.circular else _mismatch(stats, log_density),  # the sampler's turns and lengths are not known
+        _missing(idata, x),
     )
+
+
+def _missing(idata: Any, x: Array) -> int:
+    """Return how many draws have a coordinate that is NaN because a given value is; rounding to an edge has no such value."""
+    lost = np.isnan(x).any(axis=2)
+    if not lost.any():
+        return 0
+    posterior = group(idata, "posterior").transpose("chain", "draw", ...)
+    given = [np.isnan(values.values) for values in posterior.data_vars.values() if values.dtype.kind == "f"]
+    return int((lost & np.any([each.reshape(*lost.shape, -1).any(axis=2) for each in given], axis=0)).sum())
 
 
 def _refuse_unfinished(attrs: Mapping[Any, Any]) -> None:
@@ -243,6 +256,11 @@ def distrust_of_draws(draws: Draws, found: Convergence) -> list[str]:
         reasons.append(
             f"{draws.divergent} of {draws.n} draws end a divergent trajectory, so a part of the posterior may be missing: "
             "reparametrise the model or increase target_accept"
+        )
+    if draws.missing:
+        reasons.append(
+            f"{draws.missing} of {draws.n} draws are NaN, which no sampler returns, and the draws before them replace them: "
+            "look for what changed the draws"
         )
     if draws.repaired > _LARGEST_REPAIRED * draws.n:
         reasons.append(f"the log density is not finite at {draws.repaired} of {draws.n} draws")

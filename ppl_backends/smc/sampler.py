@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_backends.approximations.lost_mode import can_be_sought
-from ppl_backends.errors import PriorSamplingError
+from ppl_backends.errors import ModelError, PriorSamplingError
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.tuning import FirstPairs, make_tuning
 from ppl_backends.numerics.weights import NEGLIGIBLE_TAIL, normalised_weights, pareto_k, tail_share
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.checkpoint import ChainStore
 from ppl_backends.smc.core import Parts, SMCState, StageCutOff, Start, Watch, begin, run_smc
+from ppl_backends.smc.endless import EndlessWatch
 from ppl_backends.smc.evidence import PathSampling, evidence_of_runs
 from ppl_backends.smc.health import agrees, is_correlated, may_replace
 from ppl_backends.smc.jumps import DensityJumpsError, density_jumps
@@ -179,6 +180,7 @@ class Watcher(Watch):
         finds_jumps: bool = False,
     ) -> None:
         self._path, self._finds_jumps = path, finds_jumps
+        self._endless = None if path is None else EndlessWatch(path.target)
         self._start, self._has_advanced = time.perf_counter(), False
         self._most, self._report, self._store = max_time, report, store
 
@@ -191,7 +193,11 @@ class Watcher(Watch):
         if len(run.stages) >= _MAX_STAGES:
             return "out of temperatures"
         names = () if self._path is None else self._path.target.names
-        if spoiled := collapse(run.population.x, names) or self._noise(run):
+        if spoiled := collapse(run.population.x, names) or self._noise(run) or self._rise(run):
+            if not run.stages and self._path is not None:
+                raise ModelError(
+                    f"{self._path.target.label}: no run can start from the {self._path.description}: {spoiled}"
+                )
             return spoiled
         return _OUT_OF_TIME if self._is_late else ""
 
@@ -213,6 +219,10 @@ class Watcher(Watch):
         return noise_at(
             lambda x: path.evaluate(x, beta, False).log_density, run.population.x, increment, path.target.names
         )
+
+    def _rise(self, run: SMCState) -> str:
+        """Return along which coordinate the posterior is improper, if the particles show it."""
+        return "" if self._endless is None else self._endless.reason(run.population.x, run.population.log_density)
 
     def see(self, run: SMCState) -> None:
         """Save and report a stage; raise an error if its moves did not mix because the log density jumps."""

@@ -175,3 +175,24 @@ def test_a_refit_gives_the_density_of_its_row(target):
 
     found = _refit(target, 6, {"draws": 1000, "chains": 2}, None, np.random.default_rng(1))
     assert abs(found.mean() - (evidence(target, range(7)) - evidence(target, range(6)))) < 0.2
+
+
+def test_the_error_of_an_elpd_is_its_spread_over_sets_of_draws():
+    """Twelve rows of N(θ, 1) under a flat prior: errors of rows by the same draws are dependent."""
+    from ppl_backends.checks.loo import PSIS, REFITTED, Fit, errors_of, weigh
+
+    rng = np.random.default_rng(4)
+    y, n = rng.standard_normal(12), 500
+    theta = y.mean() + rng.standard_normal((400, n)) / np.sqrt(len(y))
+    elpd, errors = [], []
+    for draws in theta:
+        fits = [weigh(-row, row) for row in stats.norm.logpdf(y[:, None], draws)]
+        elpd.append([fit.elpd for fit in fits])
+        errors.append(errors_of(fits, [PSIS] * len(y), n))
+    found = np.mean([one["mcse"][1] for one in errors], axis=0)
+    np.testing.assert_allclose(found, np.std(elpd, axis=0), rtol=0.15)  # four standard errors of a spread of 400
+    total = np.std(np.sum(elpd, axis=1))
+    assert np.mean([one["mcse_elpd"] for one in errors]) == pytest.approx(total, rel=0.15)
+    assert abs(total / np.sqrt((np.std(elpd, axis=0) ** 2).sum()) - 1) > 0.2  # rows are dependent
+    refit = Fit(0.0, 0.0, np.ones(1), np.array([0.3]))
+    assert errors_of([refit, refit], [REFITTED] * 2, n)["mcse_elpd"] == pytest.approx(0.3 * 2**0.5)

@@ -348,6 +348,17 @@ def test_draws_outside_the_support():
         pb.evidence({"x": -(x**2) - 1}, target)
 
 
+def test_a_draw_that_is_nan_is_not_trusted():
+    """A draw beyond the support may be rounding; a draw that is NaN is no draw."""
+    target = FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(axis=1), -x))
+    x = np.random.default_rng(13).standard_normal((4, 500, 2))
+    x[0, 7, 1] = np.nan
+    with pytest.warns(SamplerWarning, match="1 of 2000 draws are NaN, which no sampler returns"):
+        found = pb.evidence({"x": x}, target, random_seed=1)
+    assert not found.trusted
+    assert abs(found.log_evidence - np.log(2 * np.pi)) < 0.01
+
+
 def test_a_density_that_is_nan_among_the_draws():
     def density(x):
         value = -0.5 * (x**2).sum(axis=1)

@@ -14,6 +14,7 @@ from ppl_backends.model_search.evidences.ep import EPEvidence
 from ppl_backends.model_search.evidences.gaussian import GaussianEvidence
 from ppl_backends.model_search.evidences.laplace import ImportanceEvidence, LaplaceEvidence
 from ppl_backends.model_search.evidences.linear import LinearEvidence
+from ppl_backends.model_search.evidences.table import make_evidence
 from ppl_backends.model_search.evidences.walk_kernels import walk
 from ppl_backends.model_search.forms import design_form
 from ppl_backends.model_search.space import make_space
@@ -236,3 +237,11 @@ def test_known_evidences_are_kept():
     evidence.compute = None
     np.testing.assert_array_equal(evidence(ALL[::-1], rng(0)), first[::-1])
     assert logsumexp(first) < 0
+
+
+@pytest.mark.parametrize(("rows", "columns", "name"), [(200, 12, "ep"), (10_000, 12, "laplace"), (10_000, 8, "ep")])
+def test_ep_is_chosen_if_all_models_take_a_minute_at_most(rows, columns, name):
+    """A model of 10,000 rows and six columns takes EP 0.02 s, so 2^12 of them take more than a minute."""
+    rng = np.random.default_rng(1)
+    form = design_form(rng.standard_normal((rows, columns)), rng.integers(0, 2, rows), "binomial", "logit", None, None)
+    assert make_evidence("auto", form, columns, True, 100).name == name

@@ -12,8 +12,10 @@ from ppl_backends.model_search.forms import Form
 EVIDENCES = ("exact", "ep", "laplace", "importance_laplace", "importance_ep")
 MOST_ENUMERATED = 24  # candidates, whose 2^24 models take about 1.6 GB
 _LONG = 60.0  # seconds
-# Of EP; of a row and a product of rows in Newton's method
-_SECONDS_EP, _SECONDS_ROW, _SECONDS_PRODUCT = 2e-3, 1.2e-7, 1.2e-9
+# Of EP: of a model, a column, a row and an entry of the design. Times of the first models would make the choice, and so the
+# result of a seed, depend on the load of the machine.
+_SECONDS_EP, _SECONDS_EP_COLUMN, _SECONDS_EP_ROW, _SECONDS_EP_ENTRY = 2e-3, 2.5e-4, 6e-7, 1.2e-7
+_SECONDS_ROW, _SECONDS_PRODUCT = 1.2e-7, 1.2e-9  # of a row and a product of rows in Newton's method
 _SECONDS_PIVOT = 1e-9
 _SECONDS_SITE, _SECONDS_OTHER_SITE = 2e-8, 1e-7  # of a site at a point: compiled, and others
 
@@ -34,7 +36,7 @@ def make_evidence(name: str, form: Form, n_candidates: int, enumerated: bool, po
     if name == "exact":
         raise ModelError("evidence='exact' is for family='gaussian'; use 'ep', 'laplace' or 'importance_laplace'")
     if name == "auto":
-        affordable = enumerated and _SECONDS_EP * 2.0**n_candidates <= _LONG
+        affordable = enumerated and seconds_per_model("ep", form, n_candidates, points) * 2.0**n_candidates <= _LONG
         name = "ep" if affordable or form.regression.compiled is None else "laplace"
     if name == "ep":
         return EPEvidence(form.regression)
@@ -51,10 +53,11 @@ def seconds_per_model(name: str, form: Form, n_candidates: int, points: int) -> 
         return 1e-6 + _SECONDS_PIVOT * k**3
     assert form.regression is not None
     n, compiled = form.regression.factors.n_sites, form.regression.compiled is not None
-    fit = n * (_SECONDS_ROW + _SECONDS_PRODUCT * k**2) if compiled else _SECONDS_EP
+    ep = _SECONDS_EP + _SECONDS_EP_COLUMN * k + n * (_SECONDS_EP_ROW + _SECONDS_EP_ENTRY * k)
+    fit = n * (_SECONDS_ROW + _SECONDS_PRODUCT * k**2) if compiled and name != "importance_ep" else ep
     if name.startswith("importance"):
         return fit + points * n * ((_SECONDS_SITE if compiled else _SECONDS_OTHER_SITE) + 1e-9 * k)
-    return _SECONDS_EP if name == "ep" else fit
+    return ep if name == "ep" else fit
 
 
 def can_enumerate(name: str, form: Form, n_candidates: int, points: int) -> bool:

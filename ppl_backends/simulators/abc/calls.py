@@ -27,6 +27,7 @@ Values = Mapping[str, NDArray]
 CHECKS = 48  # calls in the test of a batched form
 FALSE_ALARM = 1e-4  # rate at which a valid one is rejected
 SHOWN_VALUES = 6
+SAME = 8  # calls that give the same data, from which on their simulator is taken to ignore its generator
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,14 @@ def repeats(simulator: Simulator, values: Values, rng: np.random.Generator) -> b
     seed = int(rng.integers(2**63))
     first, second = (simulator(values, np.random.default_rng(seed)) for _ in range(2))
     return np.array_equal(first, second, equal_nan=True)
+
+
+def ignores_generator(simulator: Simulator, values: Values, rng: np.random.Generator) -> bool:
+    """Return whether data of a row are the same in several calls with different generators, and differ between two rows."""
+    first = simulator(values, rng)
+    if all(np.array_equal(first[0], row, equal_nan=True) for row in first[1:]):
+        return False
+    return all(np.array_equal(first, simulator(values, rng), equal_nan=True) for _ in range(SAME - 1))
 
 
 def _mean_value(data: NDArray) -> Array:

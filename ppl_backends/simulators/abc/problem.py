@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_backends.errors import ModelError, SamplerWarning, user_level
-from ppl_backends.simulators.abc.calls import Simulator, measured, repeats, with_valid_batches
+from ppl_backends.simulators.abc.calls import SAME, Simulator, ignores_generator, measured, repeats, with_valid_batches
 from ppl_backends.simulators.abc.discrepancy import SUMMARIES, Discrepancy, by_rows
 from ppl_backends.simulators.abc.kernels import log_kernel, log_kernel_volume
 from ppl_backends.targets.convert import as_target, pymc_model
@@ -136,6 +136,8 @@ class AbcProblem:
         Whether ordinary observations contribute to the weights.
     nearest, farthest : float
         Smallest and largest finite distance of all simulated data sets.
+    without_noise : list of str
+        Names of simulators whose data do not depend on the generator they are given.
     n_finite, n_not_finite : int
         Number of data sets at a finite distance, and of others.
     fitted_prior : (list of StudentT, shares) or None
@@ -156,6 +158,7 @@ class AbcProblem:
         self.experiment, self._parameters = experiment, parameters
         self.epsilon, self.kernel = settings
         self.reasons: dict[str, str] = {}
+        self.without_noise: list[str] = []
         self.nearest, self.farthest, self.n_finite, self.n_not_finite = np.inf, -np.inf, 0, 0
         self.has_likelihood = bool(target.observed_data) or target.has_potentials
         self.fitted_prior: tuple[list[Any], Array] | None = None
@@ -211,7 +214,13 @@ class AbcProblem:
             self.n_finite += len(finite)
 
     def fault(self, epsilon: float) -> str:
-        """Return that no data set has an effect on the posterior at the last tolerance, or ""."""
+        """Return that data sets have no noise, or no effect on the posterior at the last tolerance, or ""."""
+        if self.without_noise:
+            return (
+                f"simulator '{self.without_noise[0]}' gives the same data in {SAME} calls with different generators, so it "
+                "has no noise or a fixed seed of its own, and the posterior is that of this one noise: draw all random "
+                "numbers from the rng it is given, or add the noise of the data"
+            )
         if self.n_finite < 2:
             return ""
         if self.nearest == self.farthest:
@@ -247,6 +256,8 @@ class AbcProblem:
                     SamplerWarning,
                     stacklevel=user_level(),
                 )
+            elif ignores_generator(simulator, values, rng):
+                self.without_noise.append(simulator.name)
             chosen.append(simulator)
         self.experiment = replace(self.experiment, simulators=tuple(chosen))
 

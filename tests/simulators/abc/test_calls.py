@@ -9,7 +9,7 @@ import pytest
 
 import ppl_backends as pb
 from ppl_backends.errors import ModelError, SamplerWarning
-from ppl_backends.simulators.abc.calls import Simulator, with_valid_batches
+from ppl_backends.simulators.abc.calls import Simulator, ignores_generator, with_valid_batches
 from ppl_backends.simulators.abc.discrepancy import Discrepancy
 from tests.simulators.abc.toys import box, conjugate, conjugate_answer, mixture, standard_normal
 
@@ -97,6 +97,24 @@ def test_simulators_with_random_numbers_of_their_own_are_named():
 
     with pytest.warns(SamplerWarning, match="'y' gave different data in two calls with the same seed"):
         pb.sample_abc(standard_normal(), simulate=simulate, observed=1.0, epsilon=0.5, random_seed=1, **SMALL)
+
+
+def test_simulators_that_ignore_their_generator_are_not_trusted():
+    """A fixed seed in every call: data are a function of the parameters alone. Counts may be equal by chance."""
+
+    def one_by_one(parameters, rng):
+        return float(parameters["x"][0]) + 0.2 * np.random.default_rng(3).standard_normal()
+
+    def zeros(parameters, rng):
+        return rng.poisson(1e-6 * np.exp(parameters["x"][:, 0]))
+
+    options = {"observed": 0.0, "epsilon": 0.5, "random_seed": 1, **SMALL}
+    for simulate in (lambda p, rng: p["x"][:, 0] + 0.2, one_by_one):
+        with pytest.warns(SamplerWarning, match="the same data in 8 calls with different generators"):
+            idata = pb.sample_abc(standard_normal(), simulate=simulate, **options)
+        assert idata.posterior.attrs["log_evidence_trusted"] == 0
+    simulator = Simulator("y", (), zeros, zeros, at_once=True)
+    assert not ignores_generator(simulator, {"x": np.array([[0.0], [1.5]])}, np.random.default_rng(0))
 
 
 def test_functions_of_single_values_are_called_one_by_one():
