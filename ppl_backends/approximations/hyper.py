@@ -46,6 +46,8 @@ class HyperParameters(NamedTuple):
         Log p(y | φ) + log p(φ) there.
     summary : str
         One line that describes the integration.
+    cell : ndarray (p, p) or None
+        Steps of a lattice, in columns; None for a net.
 
     Examples
     --------
@@ -63,6 +65,7 @@ class HyperParameters(NamedTuple):
     weights: Array
     log_posterior: Array
     summary: str
+    cell: Array | None = None
 
 
 def check_number(label: str, names: Sequence[str]) -> None:
@@ -393,24 +396,3 @@ def _widths(evaluate: Evaluate, mode: Any, column: Array) -> list[float]:
         if drop > DROP[GRID_DIM]:
             break
     return widths or [1.0]
-
-
-def draws_at_points(
-    hyper: HyperParameters, conditional: Callable[[int, int], Array], n: int, rng: np.random.Generator
-) -> tuple[Array, Array]:
-    """Draw φ ``(n, p)`` from the points of a design, and θ ``(n, d)`` given φ.
-
-    A kernel around the points would smooth φ. But θ given one point does not belong to φ elsewhere, so that products of
-    both, such as scales times effects, would be too variable.
-
-    Parameters
-    ----------
-    hyper : HyperParameters
-    conditional : callable
-        Maps the index of a point and a number to draws of θ given φ at that point.
-    """
-    which = np.sort(rng.choice(len(hyper.weights), size=n, p=hyper.weights))
-    points, sizes = np.unique(which, return_counts=True)
-    theta = np.concatenate([conditional(int(k), int(size)) for k, size in zip(points, sizes, strict=True)])
-    order = rng.permutation(n)
-    return hyper.points[which[order]], theta[order]

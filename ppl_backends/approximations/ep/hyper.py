@@ -32,8 +32,8 @@ from ppl_backends.approximations.hyper import (
     check_number,
     climb,
     design_around,
-    draws_at_points,
 )
+from ppl_backends.approximations.hyper_draws import draws_of_design
 from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, judge_design
 from ppl_backends.approximations.marginals import Marginals, chosen
 from ppl_backends.approximations.mixture import MixtureApproximation
@@ -103,11 +103,8 @@ class EPMixture(MixtureApproximation):
         return self._hyper
 
     def _draws(self, n: int, rng: np.random.Generator) -> Array:
-        def conditional(k: int, size: int) -> Array:
-            return self._fits[k].sample(size, rng)
-
         x = np.empty((n, self.dim))
-        x[:, self._hyper], x[:, self._latent] = draws_at_points(self.hyper, conditional, n, rng)
+        x[:, self._hyper], x[:, self._latent] = draws_of_design(self.hyper, lambda k: self._fits[k].sample, n, rng)
         return x
 
     @checked(points=integer(9))
@@ -240,7 +237,7 @@ def _mix(factors: Any, target: BaseTarget, posterior: _Posterior, mode: Node, de
             "unconverged_share": unconverged,
             **verdict.figures,
         },
-        hyper=HyperParameters(names, mode.phi, phi, weights, order, summary),
+        hyper=HyperParameters(names, mode.phi, phi, weights, order, summary, design.cell),
         loo=loo,
         at_mode=mode.fit,
         _fits=[node.fit for node in nodes],

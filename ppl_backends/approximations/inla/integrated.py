@@ -23,9 +23,9 @@ from ppl_backends.approximations.hyper import (
     check_number,
     climb,
     design_around,
-    draws_at_points,
     written,
 )
+from ppl_backends.approximations.hyper_draws import Sampler, draws_of_design
 from ppl_backends.approximations.hyper_modes import STARTS, dispersed_by_density, judge_design
 from ppl_backends.approximations.inla.latent import GAIN, LatentFit, fit_latent
 from ppl_backends.approximations.inla.result import WithMarginals
@@ -84,9 +84,10 @@ class SparseLatent:
         """Return the fit, which already includes its terms of second order."""
         return fit
 
-    def draws(self, phi: Array, fit: LatentFit, n: int, rng: np.random.Generator) -> Array:
-        """Return ``n`` draws of the latent variables given φ ``(n, d)``."""
-        return fit.mean + self.fit(phi, fit).precision.sample(n, rng)
+    def sampler(self, phi: Array, fit: LatentFit) -> Sampler:
+        """Return a function that draws the latent variables given φ ``(n, d)``."""
+        precision = self.fit(phi, fit).precision
+        return lambda n, rng: fit.mean + precision.sample(n, rng)
 
     def other_mode_share(self, node: Node) -> float:
         """Return zero, because there is no search for other modes of the latent variables given φ."""
@@ -206,13 +207,13 @@ class IntegratedLaplace(WithMarginals):
         return Marginals.of_densities([self.names[j] for j in index], grid, density)
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """Return ``n`` draws ``(n, dim)``: points of φ, and draws of θ given each."""
+        """Return ``n`` draws ``(n, dim)``: φ from its design, and θ given φ."""
 
-        def conditional(k: int, size: int) -> Array:
-            return self._described.draws(self.hyper.points[k], self._fits[k], size, rng)
+        def conditional(k: int) -> Sampler:
+            return self._described.sampler(self.hyper.points[k], self._fits[k])
 
         x = np.empty((n, self.dim))
-        x[:, self._described.hyper_coordinates], x[:, self._described.coordinates] = draws_at_points(
+        x[:, self._described.hyper_coordinates], x[:, self._described.coordinates] = draws_of_design(
             self.hyper, conditional, n, rng
         )
         return x
@@ -258,7 +259,7 @@ def integrate(described: Any, target: BaseTarget) -> IntegratedLaplace:
     marginals = _interpolated(names, nodes) if interpolates else _kernels(names, points, weights, design.spread)
     what = f"INLA over {', '.join(names)}: {len(nodes)} points of a {design.kind}, {effective:.1f} effective"
     order = np.array([node.log_posterior for node in nodes])
-    hyper = HyperParameters(names, mode.phi, points, weights, order, what)
+    hyper = HyperParameters(names, mode.phi, points, weights, order, what, design.cell)
     starts = described.dispersed(STARTS, np.random.default_rng(0))
     trouble, figures = judge_design(posterior, mode, design, effective, names, starts)
     figures |= {"fits": float(posterior.runs), "design_points": float(len(nodes)), "effective_points": effective}

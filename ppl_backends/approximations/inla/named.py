@@ -10,6 +10,7 @@ from numpy.linalg import LinAlgError
 from ppl_backends.approximations.elsewhere import share_of_another_mode
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.hyper import written
+from ppl_backends.approximations.hyper_draws import Sampler
 from ppl_backends.approximations.hyper_modes import dispersed_by_density
 from ppl_backends.approximations.inla.conditional import conditional_modes, improved_marginals
 from ppl_backends.approximations.inla.copula import GaussianCopula
@@ -75,10 +76,11 @@ class NamedHyperParameters:
         moments = marginals.mean, marginals.sd, marginals.skewness
         return LatentFit(fit.mode, *moments, fit.precision, log_evidence, figures, trouble)
 
-    def draws(self, phi: Array, fit: LatentFit, n: int, rng: np.random.Generator) -> Array:
-        """Return ``n`` draws of the latent variables given φ ``(n, d)``: the Gaussian, as wide as the improved marginals."""
+    def sampler(self, phi: Array, fit: LatentFit) -> Sampler:
+        """Return a function that draws the latent variables given φ: the Gaussian, as wide as the improved marginals."""
         gaussian = self.fit(phi, fit).precision
-        return fit.mean + gaussian.colour(rng.standard_normal((n, gaussian.dim))) * (fit.sd / gaussian.sd)
+        wider = fit.sd / gaussian.sd
+        return lambda n, rng: fit.mean + gaussian.colour(rng.standard_normal((n, gaussian.dim))) * wider
 
     def other_mode_share(self, node: Any) -> float:
         """Return the share of another mode of the latent variables, found by climbs, given φ of a node."""
