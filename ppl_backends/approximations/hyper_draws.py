@@ -9,14 +9,16 @@ side of φ, whose draws have the same random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from ppl_backends.approximations.hyper import HyperParameters
 from ppl_backends.numerics.arrays import Array
 
+Index = NDArray[np.integer]
 Sampler = Callable[[int, np.random.Generator], Array]
 """Map from a number and a generator to draws of θ ``(n, d)``."""
 
@@ -51,7 +53,7 @@ def draws_of_design(
 
 
 def _interpolated(
-    parts: list[tuple[Array, Array]], which: Array, conditional: Callable[[int], Sampler], rng: np.random.Generator
+    parts: Sequence[tuple[Index, Array]], which: Index, conditional: Callable[[int], Sampler], rng: np.random.Generator
 ) -> Array:
     """Return θ ``(n, d)``: sums of draws at points by their shares. Numbers are those of the points ``which``, sorted."""
     cells, first, size = np.unique(which, return_index=True, return_counts=True)
@@ -73,7 +75,7 @@ def _interpolated(
 
 def _spread(
     hyper: HyperParameters, n: int, rng: np.random.Generator
-) -> tuple[Array, Array, Callable[[Array, int], Array]]:
+) -> tuple[Index, Array, Callable[[Index, int], Array]]:
     """Return neighbours ``(k, p, 2)`` (−1 for none), weights of cells ``(k,)``, and a function that draws offsets in them.
 
     Offsets are in steps of the lattice, from −½ to ½. Those of a net are not drawn.
@@ -99,7 +101,7 @@ def _spread(
     cumulative = np.cumsum(np.exp(along - mass[..., None]), axis=2)
     weights = np.exp(height + mass.sum(axis=1) - logsumexp(height + mass.sum(axis=1)))
 
-    def offset(which: Array, axis: int) -> Array:
+    def offset(which: Index, axis: int) -> Array:
         """Return offsets along an axis by the inverse of the distribution in each cell, uniform within its intervals."""
         below = (cumulative[which, axis] < rng.random(len(which))[:, None]).sum(axis=1)
         return (np.minimum(below, _FINE - 1) + rng.random(len(which))) / _FINE - 0.5
