@@ -23,7 +23,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.link.vm import VMLinker
 from pytensor.scalar.basic import GE, GT, LE, LT, Add, Mul, Sub
-from pytensor.tensor.basic import MakeVector, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.basic import Alloc, MakeVector, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import All, Sum
 from pytensor.tensor.shape import Shape, Shape_i
@@ -187,7 +187,8 @@ class BatchedGraph:
     def __init__(self, batched: Sequence[Variable], single: Sequence[Variable], outputs: Sequence[Variable]) -> None:
         stacked = [pt.tensor(dtype=v.dtype, shape=(None, *v.type.shape)) for v in batched]
         with no_c_compiler():
-            many = vectorize_graph(list(outputs), replace=dict(zip(batched, stacked, strict=True))) if batched else []
+            alike = _with_elements_alike(outputs, batched)
+            many = vectorize_graph(alike, replace=dict(zip(batched, stacked, strict=True))) if batched else []
             self._shared = [m.type.ndim == o.type.ndim for m, o in zip(many, outputs, strict=True)]
             self._function = pytensor.function([*stacked, *single], many, mode=RAW_MODE, on_unused_input="ignore")
         self._batched, self._single = list(batched), list(single)
@@ -210,6 +211,25 @@ class BatchedGraph:
             self._row_bytes = max(8, 8 * sum(v[0].size for v in blocks[-1]))
             start = stop
         return [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
+
+
+def _with_elements_alike(outputs: Sequence[Variable], batched: Sequence[Variable]) -> list[Variable]:
+    """Return graphs in which all elements of a vector depend on the ``batched`` inputs, if any do.
+
+    Otherwise PyTensor would fill each element into the shape of every other: n² operations for n steps of a loop.
+    """
+    moving, new = set(batched), dict[Variable, Variable]()
+    for node in io_toposort(list(batched), list(outputs)):
+        depends = [v in moving for v in node.inputs]
+        if any(depends):
+            moving.update(node.outputs)
+        inputs = [new.get(v, v) for v in node.inputs]
+        if isinstance(node.op, MakeVector) and any(depends):
+            one = inputs[depends.index(True)]
+            inputs = [v if yes else pt.second(one, v) for v, yes in zip(inputs, depends, strict=True)]
+        if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
+            new.update(zip(node.outputs, node.op.make_node(*inputs).outputs, strict=True))
+    return [new.get(output, output) for output in outputs]
 
 
 def split_point(graph: TermGraph, x: Array, names: Sequence[str]) -> list[Array]:
@@ -265,16 +285,20 @@ def _without_sums_of_scalars(graphs: Sequence[Variable], inputs: Sequence[Variab
 def _settled(graphs: Sequence[Variable], inputs: Sequence[Variable], start: Sequence[Array]) -> list[Variable]:
     """Return graphs whose shapes are constants and whose checks of parameters are switches of single elements.
 
-    A check raises an error for its whole array: it would end a batch, and connect every element to every other.
+    A check raises an error for its whole array: it would end a batch, and connect every element to every other. Arrays of
+    copies of a value are products with ones: PyTensor would infer the length of every batch of them from the graph of the
+    value, which takes seconds for a loop of many steps.
     """
     nodes = list(io_toposort(list(inputs), graphs))
     checks = {n: list(_comparisons(n.inputs[1:])) for n in nodes if isinstance(n.op, CheckParameterValue)}
     shapes = [n for n in nodes if isinstance(n.op, Shape | Shape_i)]
-    asked = [v.shape for n, comparisons in checks.items() for v in (n.inputs[0], *comparisons)]
+    copies = [n.outputs[0] for n in nodes if isinstance(n.op, Alloc)]
+    asked = copies + [v for n, comparisons in checks.items() for v in (n.inputs[0], *comparisons)]
     with no_c_compiler(), np.errstate(all="ignore"):
-        outputs = [n.outputs[0] for n in shapes] + asked
+        outputs = [n.outputs[0] for n in shapes] + [v.shape for v in asked]
         found = pytensor.function(list(inputs), _unchecked(outputs), mode=RAW_MODE, on_unused_input="ignore")(*start)
     lengths = iter(tuple(map(int, shape)) for shape in found[len(shapes) :])
+    shape_of_copies = dict(zip(copies, lengths, strict=False))
     new: dict[Variable, Variable] = {
         n.outputs[0]: pt.constant(value, dtype=n.outputs[0].dtype) for n, value in zip(shapes, found, strict=False)
     }
@@ -288,6 +312,9 @@ def _settled(graphs: Sequence[Variable], inputs: Sequence[Variable], start: Sequ
                 if _within(next(lengths), shape) and value.dtype.startswith("float"):
                     value = pt.switch(new.get(comparison, comparison), value, -np.inf).astype(value.dtype)
             new[node.outputs[0]] = value
+        elif node.outputs[0] in shape_of_copies:
+            ones = np.ones(shape_of_copies[node.outputs[0]], dtype=replaced[0].dtype)
+            new[node.outputs[0]] = replaced[0] * pt.constant(ones)
         elif _is_many(node):  # NumPy adds two at a time; PyTensor would loop over the elements in Python
             new[node.outputs[0]] = reduce(lambda a, b: node.op.make_node(a, b).outputs[0], replaced)
         elif any(a is not b for a, b in zip(replaced, node.inputs, strict=True)):
