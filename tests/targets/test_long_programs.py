@@ -48,7 +48,11 @@ def test_a_program_of_many_operations_is_compiled_once(monkeypatch):
         shapes.clear()
 
 
-def test_many_groups_are_no_long_program():
+def test_a_loop_of_ninety_steps_is_a_long_program():
+    assert PyMCTarget(growth(90))._compiled.is_long
+
+
+def test_ten_groups_are_no_long_program():
     with pm.Model() as model:
         for j in range(10):
             mean, scale = pm.Normal(f"mean {j}"), pm.HalfNormal(f"scale {j}")

@@ -39,9 +39,10 @@ from ppl_backends.targets.pymc.rewrites import simplify
 
 Made = TypeVar("Made")
 ONE_SHAPE = 64  # rows of every block of a target with one compiled shape
-# Operations. Thirty groups with a mean and a scale of their own have 700. A loop over time steps has 1,300 for 80 steps of a
-# hidden Markov model; XLA compiles its gradient for ten seconds, for each size of batch, and its Hessian for half a minute.
-_LONG, _VERY_LONG = 1000, 3000
+# Operations. A loop over 60 time steps of a GARCH or ARMA model has 350; XLA compiles its values or gradients for three
+# seconds, for each of ten sizes of batch, and its Hessian for 18. For 80 steps of a hidden Markov model, of 1,300, these are
+# ten seconds and half a minute.
+_LONG, _VERY_LONG = 300, 3000
 _FEW_BYTES = 4096  # of a row, with which 64 rows take hardly longer than one
 BACKENDS = {"auto": ("jax", "numba", "c"), "jax": ("jax",), "numba": ("numba",), "c": ("c",)}
 
