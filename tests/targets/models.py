@@ -2,6 +2,7 @@
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 
 
 def normal_model():
@@ -71,4 +72,16 @@ def mixture_with_labels():
         mu = pm.Normal("mu", [-1.0, 1.0], 2.0, shape=2)
         sd = pm.HalfNormal("sd", 1.5, shape=2)
         pm.CustomDist("y", w, mu, sd, logp=log_density, observed=y)
+    return model
+
+
+def recursion(steps):
+    """Return a model whose scales are computed in a loop from a constant, and that repeats a mean for all rows."""
+    y = np.random.default_rng(0).normal(size=steps)
+    with pm.Model() as model:
+        a, mean = pm.Normal("a", 0, 1), pm.Normal("mean", 0, 1)
+        squares = [pt.as_tensor(1.0)]
+        for value in y[1:]:
+            squares.append(0.1 + pt.sigmoid(a) * squares[-1] + 0.1 * (value - mean) ** 2)
+        pm.Normal("y", pt.full((steps,), mean), pt.sqrt(pt.stack(squares)), observed=y)
     return model

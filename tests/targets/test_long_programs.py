@@ -10,6 +10,7 @@ import pytest
 from ppl_backends.errors import BackendWarning
 from ppl_backends.targets import PyMCTarget
 from ppl_backends.targets.pymc.compile import ONE_SHAPE, CompiledFunction
+from tests.targets.models import recursion
 
 
 def growth(steps):
@@ -48,8 +49,8 @@ def test_a_program_of_many_operations_is_compiled_once(monkeypatch):
         shapes.clear()
 
 
-def test_a_loop_of_ninety_steps_is_a_long_program():
-    assert PyMCTarget(growth(90))._compiled.is_long
+def test_a_loop_of_seventy_steps_is_a_long_program():
+    assert PyMCTarget(recursion(70))._compiled.is_long
 
 
 def test_ten_groups_are_no_long_program():

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
 import pytest
 from pytensor.tensor.rewriting.shape import ShapeFeature
 
@@ -11,6 +10,7 @@ from ppl_backends.targets.pymc import PyMCTarget
 from ppl_backends.targets.pymc.factors import find
 from ppl_backends.targets.pymc.factors.graph import PointFunction, TermGraph
 from ppl_backends.targets.pymc.factors.terms import group
+from tests.targets.models import recursion
 
 
 @pytest.mark.parametrize("n_quantities", [2, 40])
@@ -59,18 +59,6 @@ def test_a_likelihood_of_no_known_family_is_not_looked_at_again_for_every_scale(
         wanted = wanted - 0.5 * (np.abs(y - theta) ** power).sum(axis=1) * np.exp(-power * phi)
         np.testing.assert_allclose(given.log_density(theta), wanted, rtol=1e-8)
     assert sum(found is None for found in tried) == unknown
-
-
-def recursion(steps):
-    """Return a model whose scales are computed in a loop from a constant, and that repeats a mean for all rows."""
-    y = np.random.default_rng(0).normal(size=steps)
-    with pm.Model() as model:
-        a, mean = pm.Normal("a", 0, 1), pm.Normal("mean", 0, 1)
-        squares = [pt.as_tensor(1.0)]
-        for value in y[1:]:
-            squares.append(0.1 + pt.sigmoid(a) * squares[-1] + 0.1 * (value - mean) ** 2)
-        pm.Normal("y", pt.full((steps,), mean), pt.sqrt(pt.stack(squares)), observed=y)
-    return model
 
 
 def test_the_batched_graph_of_a_loop_grows_linearly_and_needs_no_shapes(monkeypatch):
