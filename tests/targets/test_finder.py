@@ -24,6 +24,7 @@ from ppl_backends.targets.factors import (
     SiteFamily,
     StudentT,
 )
+from ppl_backends.targets.factors.finder import complete_gaussian
 from ppl_backends.targets.pymc import PyMCTarget
 from ppl_backends.targets.pymc.factors import PyMCFactors, graph
 from ppl_backends.targets.pymc.factors.find import term_error
@@ -511,3 +512,10 @@ def test_of_variables_alike_the_first_has_factors(first):
         pm.ZeroInflatedPoisson("y", **drawn, observed=np.zeros(5, dtype=int))
     [name] = PyMCTarget(model).factors.names
     assert name.startswith(first)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gaussian_part_that_is_not_finite_is_refused_in_one_line(bad):
+    """A covariance that overflows at a distant hyper-parameter is no fit there; linear algebra raised a ValueError."""
+    with pytest.raises(ModelError, match="Gaussian part of the model is not finite"):
+        complete_gaussian(0.0, np.zeros(2), np.array([[1.0, bad], [bad, 1.0]]))

@@ -135,6 +135,8 @@ class GaussianPart(NamedTuple):
 def complete_gaussian(value: float, slope: Array, precision: Array) -> GaussianPart:
     """Return the Gaussian part of the given value, slope and curvature −``precision`` at the origin."""
     d = len(slope)
+    if not (np.isfinite(value) and np.isfinite(slope).all() and np.isfinite(precision).all()):
+        raise ModelError("the Gaussian part of the model is not finite at these hyper-parameters")
     diagonal = np.diagonal(precision).copy()
     if not np.any(precision - np.diag(diagonal)):
         precision = diagonal
