@@ -13,6 +13,7 @@ from ppl_backends.approximations.variational.annealing import ladder
 from ppl_backends.approximations.variational.ascents import Adagrad, Adam
 from ppl_backends.approximations.variational.elbo import SampleAverage
 from ppl_backends.approximations.variational.families import make_family
+from ppl_backends.approximations.variational.fit import gaussian_of_fit
 from ppl_backends.approximations.variational.sample_average import maximise
 from ppl_backends.approximations.variational.schedules import growing_sizes
 from ppl_backends.datasets import load_binary_regression
@@ -417,3 +418,14 @@ def test_many_coordinates_start_from_laplace():
     q = pb.fit_vi(target, **QUIET)
     assert q.history["iterations"].sum() == 0
     np.testing.assert_allclose(q.mean, 3, atol=1e-6)
+
+
+def test_a_fit_whose_scale_shrank_to_zero_is_an_error_of_one_line():
+    """In thirty coordinates with ridges a scale underflowed, and the error was a singular matrix."""
+
+    class Fit:
+        family = make_family("diagonal", np.zeros(2), np.array([1.0, 0.0]), 0, np.random.default_rng(0))
+
+    target = FunctionTarget(2, lambda x: (-0.5 * (x**2).sum(1), -x))
+    with pytest.raises(ModelError, match=r"diverged, its scale along `x\[1\]` is 0: give another initial="):
+        gaussian_of_fit(Fit(), target)

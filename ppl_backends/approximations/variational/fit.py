@@ -214,7 +214,7 @@ def fit_vi(
             member = _anneal(target, member, ladder(annealing), search, gradient, fit_rng, progress)
         fit = optimise(target, member, search._replace(report=_reporter(progress, tolerance)), fit_rng)
         progress.update(0, 1.0)
-    gaussian = _gaussian(fit)
+    gaussian = gaussian_of_fit(fit, target)
     bound = estimate_bound(target, gaussian, elbo_draws, bound_rng, qmc)
     q = _result(whole, gaussian, fit, bound, improper_note(target))
     found = faults(q, fit, bound, tolerance)
@@ -398,9 +398,19 @@ def _reporter(progress: ChainProgress, tolerance: float) -> Callable[[int, float
     return report
 
 
-def _gaussian(fit: Any) -> Gaussian:
+def gaussian_of_fit(fit: Any, target: BaseTarget) -> Gaussian:
+    """Return the Gaussian of a fit; raise an error if a scale has shrunk to zero, or grown without bound."""
     mean, _ = fit.family.mean_and_sd(fit.family.start())
-    return Gaussian(mean, *fit.family.factor(fit.family.start()))
+    gaussian = Gaussian(mean, *fit.family.factor(fit.family.start()))
+    scales = np.diagonal(gaussian.factor) if gaussian.factor.ndim == 2 else gaussian.factor
+    lost = ~((scales > 0) & np.isfinite(scales) & np.isfinite(mean))
+    if lost.any():
+        j = int(np.argmax(lost))
+        raise ModelError(
+            f"{target.label}: variational inference diverged, its scale along `{target.names[j]}` is {scales[j]:.3g}: give "
+            "another initial=, or use sample_smc"
+        )
+    return gaussian
 
 
 def _result(
