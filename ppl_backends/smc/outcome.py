@@ -44,6 +44,7 @@ from ppl_backends.smc.short_steps import try_short_steps
 from ppl_backends.smc.start_verdict import with_start
 from ppl_backends.smc.straightened import (
     has_an_unused_bridge,
+    is_strained,
     lacks_a_bridge,
     reasons_of_late_change,
     straightened_path,
@@ -198,21 +199,28 @@ class Outcome(NamedTuple):
     def checked_by_others(
         self, settings: Settings, generators: Sequence[Sequence[np.random.Generator]], of_judge: Sequence[Any]
     ) -> Outcome:
-        """Return the outcome of other runs if these lost a mode, or entered a funnel late and report no precise bridge.
+        """Return the outcome of other runs if these lost a mode, entered a funnel late, or their ladder was too coarse.
 
         Without ``generators`` no other runs are made.
         """
+        if not generators:
+            return self._doubted_if_late() if lacks_a_bridge(self.verdict, self.attrs) else self
         done = self
-        if generators and self.figures.lost is not None and self.call.path.draws_are_independent:
+        if self.figures.lost is not None and self.call.path.draws_are_independent:
             done = done.or_along(done.path_from_all_modes, settings, generators[:2], of_judge)
         lacking = lacks_a_bridge(done.verdict, done.attrs)
-        if generators and (lacking or has_an_unused_bridge(done.verdict, done.attrs)):
+        if lacking or has_an_unused_bridge(done.verdict, done.attrs):
             other = done.or_along(done.straightened_path, settings, generators[2:], of_judge)
-            return other if lacking else min(done, other, key=lambda each: each.verdict.evidence.standard_error)
-        if generators or not lacking:
-            return done
-        reasons = [*done.verdict.reasons, *reasons_of_late_change(self.call.path, done.figures.runs)]
-        return done._replace(verdict=done.verdict._replace(reasons=reasons))
+            done = other if lacking else min(done, other, key=lambda each: each.verdict.evidence.standard_error)
+        if done.settings.schedule is settings.schedule and is_strained(done.verdict, done.figures.evidence):
+            path = done.call.path
+            done = done.or_along(lambda: path, settings.finer(), generators[2:], of_judge)
+        return done
+
+    def _doubted_if_late(self) -> Outcome:
+        """Return the outcome with reasons for distrust if the runs entered a funnel late on the path."""
+        late = reasons_of_late_change(self.call.path, self.figures.runs)
+        return self._replace(verdict=self.verdict._replace(reasons=[*self.verdict.reasons, *late]))
 
     def distrusted(self, reasons: Sequence[str]) -> Outcome:
         """Return the outcome with further reasons, which no bridge between particles answers."""

@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from ppl_backends.importance.noncentred import NonCentred, fit_noncentred
+from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.health import PRECISE, Verdict
 from ppl_backends.smc.path import BridgePath, TemperingPath
 from ppl_backends.smc.records import SMCResult
+
+_STRAINED = 1.5  # times the error of tempering by itself
 
 
 def lacks_a_bridge(verdict: Verdict, attrs: Mapping[str, Any]) -> bool:
@@ -32,6 +35,15 @@ def has_an_unused_bridge(verdict: Verdict, attrs: Mapping[str, Any]) -> bool:
     """
     error = verdict.evidence.standard_error
     return _reports_tempering(verdict) and attrs.get("log_evidence_bridge_se", np.inf) < error
+
+
+def is_strained(verdict: Verdict, evidence: EvidenceEstimate) -> bool:
+    """Return whether the error of tempering is mostly its difference from a bridge that may not replace it, and large.
+
+    Separated modes that the ladder gave wrong shares look like that. The draws have these shares, too.
+    """
+    error = verdict.evidence.standard_error
+    return _reports_tempering(verdict) and error > PRECISE and error > _STRAINED * evidence.standard_error
 
 
 def _reports_tempering(verdict: Verdict) -> bool:
