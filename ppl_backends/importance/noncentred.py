@@ -15,6 +15,7 @@ import numpy as np
 
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.importance.axis_tails import AxisTails
 from ppl_backends.importance.proposals import Proposal, StudentMixture, make_proposal
 from ppl_backends.importance.tails import cut_weights, is_nearer, with_tails
 from ppl_backends.kernels.noncentring import AnyNonCentring, find_noncentring
@@ -78,7 +79,7 @@ class FittedNonCentred(NamedTuple):
     """A Gaussian fitted to points in non-centred coordinates, and its mixture with Student t's if tails need them."""
 
     gaussian: MixtureApproximation
-    tails: StudentMixture | None
+    tails: StudentMixture | AxisTails | None
     change: AnyNonCentring
 
     @property

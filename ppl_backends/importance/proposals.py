@@ -17,6 +17,7 @@ from scipy.special import gammaincinv, gammaln, stdtrit
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation, component_of
 from ppl_backends.errors import ModelError
+from ppl_backends.importance.axis_tails import AxisTails
 from ppl_backends.numerics.gaussian import inside_cube, widen_inverse
 from ppl_backends.targets.protocol import Array
 
@@ -184,7 +185,7 @@ class StudentMixture:
         x = np.empty((len(u), self.dim))
         for k, component in enumerate((*self.students, self.approximation)):
             rows = u[which == k]
-            if isinstance(component, StudentT):
+            if isinstance(component, (StudentT, AxisTails)):
                 rest = (rows[:, :1] - self._ends[k] + self.shares[k]) / self.shares[k]
                 x[which == k] = component.from_uniform(np.hstack([rest, rows[:, 1:]]))
             else:

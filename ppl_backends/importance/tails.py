@@ -29,6 +29,7 @@ import numpy as np
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
+from ppl_backends.importance.axis_tails import AxisTails, axis_tails
 from ppl_backends.importance.proposals import IndependentT, StudentMixture, StudentT, gaussian_of
 from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.numerics.gaussian import Gaussian
@@ -54,7 +55,7 @@ def with_tails(
     approximation: Any,
     by_variance: bool = False,
     degrees: Sequence[float] = _DEGREES_OF_FREEDOM,
-) -> StudentMixture | None:
+) -> StudentMixture | AxisTails | None:
     """Return the mixture of an approximation with Student t's nearest to the target, or None if tails are not needed.
 
     ``by_variance`` also takes it if its weights vary clearly less than those of the approximation. The t's have these
@@ -63,9 +64,11 @@ def with_tails(
     Cappé, Douc, Guillin, Marin & Robert (2008), Statistics and Computing 18, 447–459.
     """
     rng = np.random.default_rng(0)  # the same mixture in every call
+    along = _along_axes(target, approximation, by_variance)
+    approximation = along or approximation
     found, _, _ = _pilot(target, student_mixture(approximation, degrees=degrees), rng, by_variance)
     if found is None or not (1 < found.dim <= _LARGEST_TURNED and target.has_gradient):
-        return found
+        return found or along
     axes = heavy_axes(target, gaussian_of(approximation), rng)
     turned, x, weights = _pilot(target, student_mixture(approximation, axes, degrees), rng, by_variance)
     if turned is None or not is_nearer(turned.log_density(x), found.log_density(x), weights):
@@ -73,19 +76,39 @@ def with_tails(
     return turned
 
 
+def _along_axes(target: BaseTarget, approximation: Any, by_variance: bool) -> AxisTails | None:
+    """Return the approximation with tails along single ones of several coordinates if this is nearer to the target."""
+    tailed = axis_tails(target, approximation) if target.dim > 1 else None
+    if tailed is None:
+        return None
+    x = tailed.sample(PILOT_POINTS, np.random.default_rng(1))
+    weights, log_density = _weighed(target, tailed, x)
+    better = _is_better(
+        tailed.log_density(x), approximation.log_density(x), weights, log_density if by_variance else None
+    )
+    return tailed if better else None
+
+
 def _pilot(
     target: BaseTarget, mixture: StudentMixture, rng: np.random.Generator, by_variance: bool
 ) -> tuple[StudentMixture | None, Array, Array]:
     """Weigh draws of a mixture and fit it to them; return the mixture or None, the points and their weights."""
     x = mixture.sample(PILOT_POINTS, rng)
+    weights, log_density = _weighed(target, mixture, x)
+    if not weights.any():
+        return None, x, weights
+    return fit_mixture(mixture, x, weights, log_density if by_variance else None), x, weights
+
+
+def _weighed(target: BaseTarget, proposal: Any, x: Array) -> tuple[Array, Array]:
+    """Return weights of a proposal's draws ``(n,)``, all zero if few have one, and the target's normalised log density."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # points far out in the tails
-        log_weights = target.log_density(x) - mixture.log_density(x)
-    cut = cut_weights(log_weights)
+        log_q = proposal.log_density(x)
+        cut = cut_weights(target.log_density(x) - log_q)
     if cut is None:
-        return None, x, np.zeros(len(x))
+        return np.zeros(len(x)), log_q
     weights, log_mean = normalised_weights(cut)
-    normalised = cut + mixture.log_density(x) - log_mean  # the log density of the target, at points with a weight
-    return fit_mixture(mixture, x, weights, normalised if by_variance else None), x, weights
+    return weights, cut + log_q - log_mean
 
 
 def cut_weights(log_weights: Array) -> Array | None:
