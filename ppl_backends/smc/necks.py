@@ -17,8 +17,9 @@ _STILL_DIVERGENT, _LEAST_DIVERGENT = 0.1, 0.0002
 # Standard errors by which shorter steps may move particles to where the energy error is large, and by which they do so
 # whatever the mass is that the particles there miss
 _SHIFTED, _SURELY_SHIFTED = 2.5, 4.0
-# Relative to the mass of the particles. In a neck four standard deviations out it moves a standard deviation by 15 %.
-_NEGLIGIBLE_MASS = 0.02
+# Relative to the mass of the particles. In a neck four standard deviations out twice of it moves a standard deviation by
+# 15 %, and the moves that measure it may not reach all of it.
+_NEGLIGIBLE_MASS = 0.01
 
 
 class MissedMass(NamedTuple):

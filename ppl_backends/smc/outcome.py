@@ -113,16 +113,28 @@ class Call(NamedTuple):
         )
 
     def judge(
-        self, figures: Figures, settings: Settings, bridge_rng: np.random.Generator, check_rng: np.random.Generator
+        self,
+        figures: Figures,
+        settings: Settings,
+        bridge_rng: np.random.Generator,
+        check_rng: np.random.Generator,
+        *,
+        earlier: Figures | None = None,
     ) -> Outcome:
-        """Return the verdict on the runs, with the evidences of both methods as attributes, and the figures of all trials."""
+        """Return the verdict on the runs, with the evidences of both methods as attributes, and the figures of all trials.
+
+        ``earlier`` are the figures of the runs that the path is from.
+        """
         path = self.path
         moved_along = path.for_moves(self.kernel.uses_gradient, settings.metric)
         figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
         bridge, shares, stopped = None, None, []
         try:
             figures, bridge, shares = self._bridged(figures, settings, bridge_rng)
-            figures = figures._replace(short_steps=try_short_steps(moved_along, self.kernel, figures, check_rng))
+            before = None if earlier is None else earlier.short_steps
+            figures = figures._replace(
+                short_steps=try_short_steps(moved_along, self.kernel, figures, check_rng, before)
+            )
             figures = figures._replace(lost=self._lost_mode(figures, settings, check_rng))
         except KeyboardInterrupt:  # the runs are kept
             stopped = ["interrupted before the search for lost modes had ended: run again for a verdict"]
@@ -246,7 +258,7 @@ class Outcome(NamedTuple):
             return self
         if unfinished:
             return self
-        return call.judge(figures, made, *of_judge)
+        return call.judge(figures, made, *of_judge, earlier=self.figures)
 
     def path_from_all_modes(self) -> BridgePath:
         """Return the path from Gaussians at the modes of the draws and at the lost one."""

@@ -11,8 +11,8 @@ error is larger. It is one-sided and has more power than a test of all coordinat
 others are tested too, with a margin: in non-centred variables errors can be larger opposite to the neck.
 
 The particles on the narrow side are moved by themselves (:mod:`~ppl_backends.smc.narrow_sides`) if trajectories diverge
-with the shorter steps too, if particles that moved without a change of variables go further in by more than a standard
-error, or if they go further in than chance explains, but not surely so: of several sides the largest growth counts.
+with the shorter steps too, if particles go further in by more than a standard error, but not surely so (of several sides
+the largest growth counts), or if earlier runs, which the start of these is from, missed mass there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ppl_backends.kernels.protocol import Kernel, KernelInfo
 from ppl_backends.smc.coordinates import changed_coordinates, coordinates_of
 from ppl_backends.smc.health import Figures, in_one_mode
 from ppl_backends.smc.moves import DIVERGED, energy_error_of, share_of_divergent
-from ppl_backends.smc.narrow_sides import Moves, missed_mass, narrow_sides, side_along
+from ppl_backends.smc.narrow_sides import Moves, Side, missed_mass, narrow_sides, side_along
 from ppl_backends.smc.necks import ShortSteps
 from ppl_backends.smc.path import PathState, TemperingPath
 from ppl_backends.smc.records import SMCResult
@@ -48,27 +48,34 @@ _OTHER_SIDE = 1.0  # standard errors by which a side without large energy errors
 
 
 def try_short_steps(
-    path: TemperingPath, kernel: Kernel, figures: Figures, rng: np.random.Generator
+    path: TemperingPath,
+    kernel: Kernel,
+    figures: Figures,
+    rng: np.random.Generator,
+    earlier: ShortSteps | None = None,
 ) -> ShortSteps | None:
-    """Return the effect of shorter steps on the last particles, if some of the last trajectories diverged."""
+    """Return the effect of shorter steps on the last particles, if some of the last trajectories diverged.
+
+    ``earlier`` is the effect on earlier runs, which the start of these is from.
+    """
     if not all(run.complete for run in figures.runs) or figures.divergent <= _SUSPECT:
         return None
     runs = in_one_mode(figures.runs)
     found, walks = move_with_short_steps(path, kernel, runs, rng)
     if found.surely_goes_further:
         return found
-    shut_out = found.shift > CLEAR and not any(run.stages[-1].moves.non_centred for run in runs)
     best = min(walks, key=lambda walk: float(np.mean(walk.divergent)))
     moves = Moves(path, kernel, SHORTER * min(run.scale for run in runs), best.coordinates.change)
-    x, sides = np.concatenate([run.x for run in runs]), []
-    if found.still_diverges(figures.divergent) or (shut_out and not found.goes_further):
+    x, sides = np.concatenate([run.x for run in runs]), list[Side]()
+    fail_somewhere = found.still_diverges(figures.divergent) or (found.shift > CLEAR and not found.goes_further)
+    if fail_somewhere:
         # Those of the original step, which lead further, start in more places
         failed = [np.concatenate([one for walk in walks for one in walk.failed[k:]]) for k in (1, 0)]
         sides = narrow_sides(x, failed, moves.directions(x.shape[1]))
-        if not sides:
-            return found
-    if found.goes_further:
-        along = side_along(found.coordinate, found.upwards, x.shape[1])
+    suspects = [found] if found.goes_further and (sides or not fail_somewhere) else []
+    suspects += [earlier] if earlier is not None and earlier.missed is not None else []
+    for effect in suspects:
+        along = side_along(effect.coordinate, effect.upwards, x.shape[1])
         sides = [along, *(side for side in sides if not side.is_along(along))]
     return found._replace(missed=missed_mass(moves, x, sides, rng)) if sides else found
 
