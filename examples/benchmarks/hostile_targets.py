@@ -790,6 +790,25 @@ class TwoWells:
         return np.column_stack([first, 0.5 * first[:, None] + rng.standard_normal((n, self.dim - 1))])
 
 
+class OneLogGamma:
+    """A coordinate that is the log of a Gamma variable, with an exponential tail, and others that are standard normal."""
+
+    def __init__(self, shape, dim):
+        self.shape, self.dim = shape, dim
+
+    def __call__(self, x):
+        """Return the log density ``(n,)`` and its gradient ``(n, dim)``."""
+        first, rest = x[:, 0], x[:, 1:]
+        with np.errstate(over="ignore"):
+            value = self.shape * first - np.exp(first) - gammaln(self.shape)
+            slope = np.column_stack([self.shape - np.exp(first), -rest])
+        return value - 0.5 * (rest**2).sum(axis=1) - 0.5 * (self.dim - 1) * LOG_2PI, slope
+
+    def draw(self, n, rng):
+        """Draw ``(n, dim)`` points."""
+        return np.column_stack([np.log(rng.gamma(self.shape, size=n)), rng.standard_normal((n, self.dim - 1))])
+
+
 class BeyondCircle(Normal):
     """N(0, I) in the plane, outside a circle of radius 3; its mass is exp(−4.5)."""
 
@@ -845,6 +864,7 @@ def mixed():
         ),
         _mixed("shell of radius 4, width 0.2, d = 3", Shell(4.0, 0.2), 3),
         _mixed("two wells, d = 3", TwoWells(3), 3),
+        _mixed("one log-Gamma of 16 coordinates", OneLogGamma(1.5, 16), 16),
         _mixed("a t5 spike in a normal, d = 4", Mixture([0.1, 0.9], spike), 4),
         _mixed("funnel of sd 2, d = 4", Funnel(3, 2.0), 4, moments=False),
         _holes("NaN below -1 sd, d = 3", 3, lambda x: x[:, 0] < 0.5, np.nan, True),
