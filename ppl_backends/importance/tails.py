@@ -63,17 +63,40 @@ def with_tails(
 
     Cappé, Douc, Guillin, Marin & Robert (2008), Statistics and Computing 18, 447–459.
     """
-    rng = np.random.default_rng(0)  # the same mixture in every call
+    found = _with_students(target, approximation, by_variance, degrees)
     along = _along_axes(target, approximation, by_variance)
-    approximation = along or approximation
+    if along is None:
+        return found
+    tailed = _with_students(target, along, by_variance, degrees) or along
+    return tailed if found is None or _covers(target, tailed, found) else found
+
+
+def _with_students(
+    target: BaseTarget, approximation: Any, by_variance: bool, degrees: Sequence[float]
+) -> StudentMixture | None:
+    """Return the mixture of an approximation with Student t's, or None if it is not better."""
+    rng = np.random.default_rng(0)  # the same mixture in every call
     found, _, _ = _pilot(target, student_mixture(approximation, degrees=degrees), rng, by_variance)
     if found is None or not (1 < found.dim <= _LARGEST_TURNED and target.has_gradient):
-        return found or along
+        return found
     axes = heavy_axes(target, gaussian_of(approximation), rng)
     turned, x, weights = _pilot(target, student_mixture(approximation, axes, degrees), rng, by_variance)
     if turned is None or not is_nearer(turned.log_density(x), found.log_density(x), weights):
         return found
     return turned
+
+
+def _covers(target: BaseTarget, proposal: Any, other: Any) -> bool:
+    """Return whether a proposal is clearly nearer than another, and its weights vary no more, at draws of the other.
+
+    Tails along single coordinates are near to a density whose coordinates have tails, and do not reach where several are in
+    their tails at once.
+    """
+    x = other.sample(PILOT_POINTS, np.random.default_rng(2))
+    weights, log_density = _weighed(target, other, x)
+    logs = proposal.log_density(x), other.log_density(x)
+    mean_weights = [float(weights @ np.exp(np.minimum(log_density - log_q, _LARGEST_GAIN))) for log_q in logs]
+    return is_nearer(*logs, weights) and mean_weights[0] <= mean_weights[1]
 
 
 def _along_axes(target: BaseTarget, approximation: Any, by_variance: bool) -> AxisTails | None:
