@@ -149,11 +149,12 @@ def ridges():
 
 
 @pytest.mark.filterwarnings("ignore::ppl_backends.errors.ApproximationWarning")  # Laplace is a poor start
-def test_lines_along_the_coordinates_meet_the_ridge_that_a_gaussian_in_the_other_one_misses():
+def test_heavy_tails_of_a_proposal_do_not_hide_a_ridge_of_half_the_mass():
+    """No region is without points, so only the mean likelihood over draws of the prior shows what they miss."""
     target, exact = ridges()
-    with pytest.warns(SamplerWarning, match="cannot be trusted"):
+    with pytest.warns(SamplerWarning, match="over draws of the prior is (1.[89]|2).* times this evidence"):
         attrs, _ = attributes(target, draws=2000)
-    assert abs(attrs["log_evidence"] - exact) < 4 * attrs["log_evidence_se"] < 0.8
+    assert attrs["log_evidence"] == pytest.approx(exact - np.log(2), abs=0.05)
     assert attrs["log_evidence_trusted"] == 0
 
 
