@@ -29,7 +29,7 @@ _LEAST = 0.003  # of the mass on a line, for a part of its own
 _NARROWEST = 0.5  # standard deviations
 _MOST_LINES = 200
 _DF = 4.0
-_GRAIN = 32  # the share of all parts is a multiple of 1/32: a net of 2^m points then has exactly this share of them
+GRAIN = 32  # shares are multiples of 1/32: a net of 2^m points then has exactly its share of them in every component
 _LARGEST_SHARE = 0.5
 _LOG_CONSTANT = float(gammaln((_DF + 1) / 2) - gammaln(_DF / 2) - 0.5 * np.log(_DF * np.pi))
 
@@ -80,7 +80,7 @@ class AxisTails:
         self.dim, self.mean = len(approximation.mean), approximation.mean
         self.n_uniforms = self.dim + 1
         total = min(masses.sum() / (1.0 + masses.sum()), _LARGEST_SHARE)
-        self.shares: Array = max(1, round(total * _GRAIN)) / _GRAIN * masses / masses.sum()
+        self.shares: Array = max(1, round(total * GRAIN)) / GRAIN * masses / masses.sum()
 
     @property
     def cov(self) -> Array:
@@ -110,16 +110,18 @@ class AxisTails:
 
     def log_density_and_gradient(self, x: Array) -> tuple[Array, Array]:
         """Return the normalised log density ``(n,)`` and its gradient ``(n, dim)``."""
-        total = self.log_density(x)
         own, slope = self.approximation.log_density_and_gradient(x)
-        gradient = np.exp(np.log1p(-self.shares.sum()) + own - total)[:, None] * slope
+        logs, slopes = [np.log1p(-self.shares.sum()) + own], [slope]
         for gaussian, members in self._by_gaussian():
             base, slope = gaussian.log_density_and_gradient(x)
             for part, share in members:
-                belongs = np.exp(base + np.log(share) + part.ratio(x) - total)
-                gradient += belongs[:, None] * slope
-                gradient[:, part.coordinate] += belongs * part.slope(x)
-        return total, gradient
+                logs.append(base + np.log(share) + part.ratio(x))
+                slopes.append(slope.copy())
+                slopes[-1][:, part.coordinate] += part.slope(x)
+        total = np.asarray(logsumexp(logs, axis=0))
+        return total, np.asarray(
+            sum(np.exp(log - total)[:, None] * slope for log, slope in zip(logs, slopes, strict=True))
+        )
 
     def _by_gaussian(self) -> Iterator[tuple[GaussianApproximation, list[tuple[Part, float]]]]:
         """Yield every Gaussian that has parts, with these parts and their shares."""

@@ -29,7 +29,7 @@ import numpy as np
 from ppl_backends.approximations.gaussian import GaussianApproximation
 from ppl_backends.approximations.mixture import MixtureApproximation
 from ppl_backends.errors import ModelError
-from ppl_backends.importance.axis_tails import AxisTails, axis_tails
+from ppl_backends.importance.axis_tails import GRAIN, AxisTails, axis_tails
 from ppl_backends.importance.proposals import IndependentT, StudentMixture, StudentT, gaussian_of
 from ppl_backends.kernels.metric import metric_from_points
 from ppl_backends.numerics.gaussian import Gaussian
@@ -38,7 +38,6 @@ from ppl_backends.targets.protocol import Array, BaseTarget
 
 PILOT_POINTS = 4096
 _DEGREES_OF_FREEDOM = (1.0, 4.0)
-_GRAIN = 32  # shares are multiples of 1/32: a net of 2^m points then has exactly its share of them in every component
 _EM_ROUNDS, _FIRST_ROUNDS = 10, 2
 _STEPS_A_ROUND = 5  # EM steps in the shares, which are cheaper than one in the scales
 _SCALES = (0.25, 32.0)  # bounds of the scale of a Student t in units of the approximation's
@@ -250,11 +249,11 @@ def _exceeds(gain: Array, weights: Array) -> bool:
 
 def _on_grid(shares: Array) -> Array:
     """Round shares to multiples of 1/32, at least 1/32."""
-    free = _GRAIN - len(shares)
+    free = GRAIN - len(shares)
     counts = free * shares / shares.sum()
     whole = np.floor(counts)
     whole[np.argsort(whole - counts)[: free - int(whole.sum())]] += 1
-    return (1 + whole) / _GRAIN
+    return (1 + whole) / GRAIN
 
 
 _RADIUS = 20.0  # standard deviations: far enough to be in the tails, near enough for ascent to converge

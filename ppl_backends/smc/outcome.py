@@ -36,6 +36,7 @@ from ppl_backends.smc.health import (
 )
 from ppl_backends.smc.jumps import DensityJumpsError
 from ppl_backends.smc.lost_modes import find_lost_mode, find_lost_region, with_lost_mode
+from ppl_backends.smc.necks import ShortSteps
 from ppl_backends.smc.path import BridgePath, TemperingPath
 from ppl_backends.smc.records import SMCResult
 from ppl_backends.smc.results import evidence_attrs, prior_normalizer, with_prior_error
@@ -119,11 +120,11 @@ class Call(NamedTuple):
         bridge_rng: np.random.Generator,
         check_rng: np.random.Generator,
         *,
-        earlier: Figures | None = None,
+        earlier: ShortSteps | None = None,
     ) -> Outcome:
         """Return the verdict on the runs, with the evidences of both methods as attributes, and the figures of all trials.
 
-        ``earlier`` are the figures of the runs that the path is from.
+        ``earlier`` is the effect of shorter steps on the runs that the path is from.
         """
         path = self.path
         moved_along = path.for_moves(self.kernel.uses_gradient, settings.metric)
@@ -131,10 +132,8 @@ class Call(NamedTuple):
         bridge, shares, stopped = None, None, []
         try:
             figures, bridge, shares = self._bridged(figures, settings, bridge_rng)
-            before = None if earlier is None else earlier.short_steps
-            figures = figures._replace(
-                short_steps=try_short_steps(moved_along, self.kernel, figures, check_rng, before)
-            )
+            short_steps = try_short_steps(moved_along, self.kernel, figures, check_rng, earlier)
+            figures = figures._replace(short_steps=short_steps)
             figures = figures._replace(lost=self._lost_mode(figures, settings, check_rng))
         except KeyboardInterrupt:  # the runs are kept
             stopped = ["interrupted before the search for lost modes had ended: run again for a verdict"]
@@ -258,7 +257,7 @@ class Outcome(NamedTuple):
             return self
         if unfinished:
             return self
-        return call.judge(figures, made, *of_judge, earlier=self.figures)
+        return call.judge(figures, made, *of_judge, earlier=self.figures.short_steps)
 
     def path_from_all_modes(self) -> BridgePath:
         """Return the path from Gaussians at the modes of the draws and at the lost one."""
