@@ -6,11 +6,12 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from scipy.integrate import quad
-from scipy.special import log_ndtr
+from scipy.special import erfcx, log_ndtr, ndtr
 
 import ppl_backends as pb
 from ppl_backends.targets.jax_process import double_precision
 from ppl_backends.targets.pymc.jax_backend import _translate
+from ppl_backends.targets.pymc.stable_functions import log_ndtr as log_ndtr_of_graph
 
 ETA = np.array([-800.0, -40, -12, -9, -1, 0, 1, 7, 8.5, 12, 40, 800])
 Y = np.r_[np.ones(6), np.zeros(6)].astype(int)
@@ -61,3 +62,32 @@ def test_second_derivatives_of_erfcx_are_a_short_program():
         function = _translate([variable], [pt.erfcx(variable)])
         program = str(jax.make_jaxpr(jax.hessian(lambda x: function(x)[0]))(1.0))
     assert program.count(" = ") < 400
+
+
+def test_logs_of_normal_distribution_functions_and_their_derivatives_are_precise_in_both_tails():
+    # The ratio φ/Φ was a difference of logs, which rounding errors of x²/2 spoil on the left.
+    x = np.r_[-1e6, -100.0, -14.2, -14.1, -5.0, -1e-9, 0.0, 1.0, 8.0, 15.0, 30.0]
+    variable = pt.dscalar()
+    with double_precision():
+        function = _translate([variable], [log_ndtr_of_graph(variable)])
+        value, slope, curvature = (
+            np.array([f(at) for at in x])
+            for f in (
+                lambda x: function(x)[0],
+                jax.grad(lambda x: function(x)[0]),
+                jax.hessian(lambda x: function(x)[0]),
+            )
+        )
+    right = np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi) / ndtr(np.maximum(x, 0))
+    ratio = np.where(x > 0, right, np.sqrt(2 / np.pi) / erfcx(-np.minimum(x, 0) / np.sqrt(2)))
+    assert value == pytest.approx(log_ndtr(x), rel=1e-12)
+    assert slope == pytest.approx(ratio, rel=1e-12)
+    assert curvature[1:] == pytest.approx(-(ratio * (x + ratio))[1:], rel=1e-10)
+
+
+def test_logs_of_normal_distribution_functions_use_one_error_function_and_one_logarithm():
+    variable = pt.dscalar()
+    with double_precision():
+        function = _translate([variable], [log_ndtr_of_graph(variable)])
+        program = str(jax.make_jaxpr(lambda x: function(x)[0])(1.0))
+    assert [program.count(f" {name} ") for name in ("erfc", "log1p", "exp", "log")] == [1, 1, 1, 0]

@@ -35,6 +35,7 @@ from pytensor.tensor.variable import TensorConstant
 from ppl_backends.numerics.differences import central_differences
 from ppl_backends.targets.jax_process import check_process, double_precision, jax_module
 from ppl_backends.targets.pymc.graph import factorises, multiplies, no_c_compiler
+from ppl_backends.targets.pymc.jax_functions import erfcx
 from ppl_backends.targets.pymc.jax_programs import COMPILER_OPTIONS, map_points, rewrite
 from ppl_backends.targets.pymc.matching import ancestors, io_toposort
 from ppl_backends.targets.pymc.stable_functions import register_jax
@@ -197,41 +198,6 @@ def declare_operation(register: Callable[[Any], None], differenced: type[Op]) ->
 
 
 @cache
-def _erfcx(jax: Any) -> Callable[[Any], Any]:
-    """Return ``erfcx``, with its own derivative 2x erfcx(x) - 2/sqrt(pi).
-
-    Derivatives of the terms of the series would make programs several times as large, which XLA would compile for long.
-    """
-    jnp = jax.numpy
-
-    def far(x: Any) -> Any:
-        return jnp.where(x < 10.0, 10.0, x)  # a maximum would halve the derivative at 10
-
-    def series(x: Any, first: int) -> Any:
-        """Return 1 - (2k - 1)u (1 - (2k + 1)u (1 - ...)) from k = ``first`` on, with u = 1/(2x^2)."""
-        u, value = 0.5 / far(x) ** 2, 1.0
-        for k in range(12, first - 1, -1):
-            value = 1.0 - (2 * k - 1) * u * value
-        return value
-
-    @jax.custom_jvp
-    def erfcx(x: Any) -> Any:
-        # exp(x^2) erfc(x) below 10; above, the asymptotic series, of which the derivative has all but the first term
-        near = jnp.minimum(x, 10.0)
-        below = jnp.exp(near**2) * jax.scipy.special.erfc(near)
-        return jnp.where(x < 10.0, below, series(x, 1) / (far(x) * np.sqrt(np.pi)))
-
-    @erfcx.defjvp
-    def derivative(at: tuple, direction: tuple) -> tuple:
-        (x,), (dx,) = at, direction
-        value = erfcx(x)
-        slope = jnp.where(x < 10.0, 2 * x * value - 2 / np.sqrt(np.pi), -series(x, 2) / (far(x) ** 2 * np.sqrt(np.pi)))
-        return value, slope * dx
-
-    return erfcx
-
-
-@cache
 def jax_translation() -> Any:
     """Return PyTensor's translation to JAX, with our operations registered from the first call on."""
     import jax
@@ -246,7 +212,7 @@ def jax_translation() -> Any:
         return -jax.scipy.special.ndtri(p / 2) / np.sqrt(2)
 
     jax_funcify.register(VectorSideDot, lambda op, **_: dot)
-    jax_funcify.register(OwnErfcx, lambda op, **_: _erfcx(jax))
+    jax_funcify.register(OwnErfcx, lambda op, **_: erfcx(jax))
     jax_funcify.register(OwnErfcinv, lambda op, **_: erfcinv)
     for register in _DECLARED:
         register(jax_funcify)

@@ -228,9 +228,11 @@ def _placed(like: Variable, old: Variable, new: Variable) -> Variable:
 
 
 def register_jax(jax_funcify: Any) -> None:
-    """Register the functions with PyTensor's translation to JAX, whose ``log_ndtr`` has a stable derivative."""
+    """Register the functions with PyTensor's translation to JAX."""
     import jax
     import jax.numpy as jnp
+
+    from ppl_backends.targets.pymc.jax_functions import log_ndtr as log_ndtr_of
 
     @jax.custom_jvp
     def softplus(x):
@@ -238,7 +240,7 @@ def register_jax(jax_funcify: Any) -> None:
 
     softplus.defjvp(lambda x, dx: (softplus(*x), jax.nn.sigmoid(*x) * dx[0]))
     jax_funcify.register(FastSoftplus, lambda op, **_: softplus)
-    jax_funcify.register(LogNdtr, lambda op, **_: jax.scipy.special.log_ndtr)
+    jax_funcify.register(LogNdtr, lambda op, **_: log_ndtr_of(jax))
     jax_funcify.register(Shift, lambda op, **_: lambda x: jax.lax.stop_gradient(x.max(axis=op.axis)))
 
 
