@@ -41,9 +41,9 @@ class Scales(NamedTuple):
 
 def scales_of(log_tau: Array, log_precision: Array) -> Scales:
     """Return s, log s and w of the scales τ and the precisions P of the data."""
-    tau = np.exp(np.clip(log_tau, -RANGE, RANGE))
-    s = 1.0 / np.sqrt(tau**-2 + np.exp(log_precision))
-    return Scales(s, np.log(s), (s / tau) ** 2)
+    prior_precision = np.exp(-2.0 * np.clip(log_tau, -RANGE, RANGE))
+    precision = prior_precision + np.exp(log_precision)
+    return Scales(1.0 / np.sqrt(precision), -0.5 * np.log(precision), prior_precision / precision)
 
 
 class Given(NamedTuple):
