@@ -93,8 +93,8 @@ def test_data_and_parameters_may_come_from_a_function(model):
         mu, delta = pm.Normal("mu", 0, 1.0), pm.Normal("delta", 0, 0.5)
         pm.Normal("obs", mu + 0 * delta, 1.0, observed=data["y"])
         pm.Deterministic("unused", data["z"].sum())
-    result = pb.sbc(held, method="laplace", generate=generate, n=40, random_seed=1, progressbar=False)
-    assert result.ranks.shape == (40, 2)
+    result = pb.sbc(held, method="laplace", generate=generate, n=20, random_seed=1, progressbar=False)
+    assert result.ranks.shape == (20, 2)
 
 
 def test_bad_input_is_refused_in_one_line():
