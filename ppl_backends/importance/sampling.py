@@ -244,6 +244,7 @@ def sample_importance(
         extra_groups={"proposal": points},
         log_likelihood=log_likelihood,
         log_prior=log_prior,
+        looks_beyond=True,
     )
 
 

@@ -10,6 +10,7 @@ import importlib.metadata
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from ppl_backends.errors import ModelError, SamplerWarning, user_level
 from ppl_backends.numerics.arrays import real_parts
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM, Gaussian
 from ppl_backends.options import Option
-from ppl_backends.results.heavy_tails import unreliable_means
+from ppl_backends.results.far_tails import far_tail
+from ppl_backends.results.heavy_tails import light_beyond, unreliable_means
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 ARVIZ_MAJOR = int(importlib.metadata.version("arviz").split(".")[0])
@@ -127,6 +129,7 @@ def build_inference_data(
     extra_groups: Mapping[str, Mapping[str, DimsAndValues]] | None = None,
     log_likelihood: bool = False,
     log_prior: bool = False,
+    looks_beyond: bool = False,
 ) -> Any:
     """Return draws ``(chains, draws, dim)`` on the unconstrained space as InferenceData in model space.
 
@@ -145,7 +148,7 @@ def build_inference_data(
     }
     coords, dims = target.coords, target.dims
     drawn = dict(target.constrain(flat, rng))
-    if unreliable := unreliable_means(drawn):
+    if unreliable := unreliable_means(drawn, partial(far_tail, target, flat) if looks_beyond else light_beyond):
         all_attrs["warnings"] = "; ".join(filter(None, (all_attrs.get("warnings"), unreliable)))
         warnings.warn(unreliable, SamplerWarning, stacklevel=user_level())
     # Stan's generated quantities belong to separate groups, as in arviz.from_cmdstanpy.

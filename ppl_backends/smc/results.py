@@ -32,8 +32,12 @@ def smc_inference_data(
     log_likelihood: bool,
     log_prior: bool,
     attrs: Mapping[str, Any] | None = None,
+    looks_beyond: bool = False,
 ) -> Any:
-    """Return the result of :func:`~ppl_backends.sample_smc`; ``attrs`` are further attributes."""
+    """Return the result of :func:`~ppl_backends.sample_smc`; ``attrs`` are further attributes.
+
+    Heavy tails are looked for beyond the draws (``looks_beyond``) where the density of the target is that of the draws.
+    """
     reached, evidence = all(run.complete for run in runs), verdict.evidence
     path_sampling = log_mean_exp([run.path_sampling.log_evidence for run in runs])
     integral = prior_normalizer(path, runs)
@@ -64,6 +68,7 @@ def smc_inference_data(
         extra_groups=_weighted_points(runs) | _ladder(runs),
         log_likelihood=log_likelihood,
         log_prior=log_prior,
+        looks_beyond=looks_beyond,
     )
 
 

@@ -249,6 +249,7 @@ def sample_smc(
             "run_again": int(made.schedule is not settings.schedule or is_straightened(call.path)),
         }
         | attrs,
+        looks_beyond=not unfinished and not target.is_estimated,
     )
 
 
