@@ -72,7 +72,7 @@ def test_a_second_path_names_the_tails_of_its_own_start_alone():
     assert BridgePath(target, again, path.tails).description == "modes of a run from laplace, with Student tails"
 
 
-@pytest.mark.filterwarnings("ignore:a tail of the draws")  # there is no mean
+@pytest.mark.filterwarnings("ignore:a tail of")  # there is no mean
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_evidence_from_laplace(name):
     z, wrong = [], []
@@ -89,7 +89,7 @@ def test_the_evidence_from_laplace(name):
     assert max(wrong) < 0.15
 
 
-@pytest.mark.filterwarnings("ignore:a tail of the draws")  # there is no mean
+@pytest.mark.filterwarnings("ignore:a tail of")  # there is no mean
 @pytest.mark.parametrize("name", ["three Cauchys", pytest.param("multivariate Cauchy", marks=pytest.mark.slow)])
 def test_quantiles_after_moves(name):
     """A shifted and narrower Gaussian needs moves, and the tails come from new draws of the start that moves propose."""
