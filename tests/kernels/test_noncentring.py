@@ -299,6 +299,27 @@ def test_a_covariance_whose_scale_is_explained_by_another_is_an_effect_and_no_ro
 SCHOOLS, CLASSES = 5, 4
 
 
+def skewed_funnel(x):
+    """Return the gradient of a funnel of v ~ N(0, 1), with effects of scale exp(v) that have a Gumbel distribution."""
+    v, z = x[:, 0], x[:, 1:] * np.exp(-x[:, :1])
+    slope = np.exp(-z) - 1.0
+    return np.column_stack([-v - z.shape[1] - (slope * z).sum(axis=1), slope * np.exp(-v)[:, None]])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_skewed_effects_are_centred_in_a_neck_that_no_point_has_reached(seed):
+    rng = np.random.default_rng(seed)
+    v = rng.standard_normal(2000)
+    x = np.column_stack([v, np.exp(v)[:, None] * rng.gumbel(size=(2000, 5))])
+    found = find_noncentring(x, skewed_funnel(x))
+    assert list(found.effects) == [1, 2, 3, 4, 5]
+    # Their mean is 0.58 scales from zero, the mode of each. The narrowest points that decide it have v = -3.
+    beyond = np.column_stack([np.full(200, -4.0), np.exp(-4.0) * rng.gumbel(size=(200, 5))])
+    z = found.to_z(beyond)[:, 1:]
+    assert np.all(np.abs(np.median(z, axis=0)) < 3.0)
+    assert np.all(z.std(axis=0) < 2.0 * np.pi / 6**0.5)
+
+
 def nested(x):
     """Return the gradient for the log scales t, u ~ N(0, 1), schools N(0, exp(2t)) and classes N(school, exp(2u))."""
     t, u, means, classes = x[:, 0], x[:, 1], x[:, 2 : 2 + SCHOOLS], x[:, 2 + SCHOOLS :].reshape(len(x), SCHOOLS, -1)

@@ -49,6 +49,7 @@ _LARGEST = 10.0  # square of a slope, over the variance fitted, at which it is c
 _LONGEST_STEP = 1.0
 _CONVERGED = 1e-3  # expected gain of one more round, in nats
 _RIDGE = 1e-8
+_LEAST_VARIED = 0.1  # standard deviation of log s from which an effect may follow s
 _NO_DATA = -1000.0  # log P where P is zero
 _CLEARLY_LIKELIER = 5.0  # nats
 
@@ -421,31 +422,50 @@ def _fit_means(x: Array, u: Array, products: Index, scales: Scales, copies: floa
     """Return a, d − a, b and q by least squares of x on 1, 1 − w, wu and w times products of u, weighted by precisions.
 
     Coefficients b and q that are not significant are zero. If nearly all precision is the prior's, d cannot be
-    estimated and stays near a.
+    estimated and stays near a. A skewed effect is on average a multiple of s away from m, and a curve m that follows s where
+    points are misses the neck. So s is a regressor too where Schwarz's criterion prefers it, and its multiple is left to z.
     """
     n, k = x.shape
     u = features(u, products)
-    used = u[:, : 0 if 2 + u.shape[1] > n // POINTS_A_REGRESSOR else None]
+    used = u[:, : 0 if 3 + u.shape[1] > n // POINTS_A_REGRESSOR else None]
     w, precision = scales.w, scales.s**-2
-    edge = np.stack([np.ones_like(w), 1.0 - w])  # the first two columns; the others are w times those of u
-    gram = np.empty((k, 2 + used.shape[1], 2 + used.shape[1]))
-    gram[:, :2, :2] = np.einsum("ink,jnk,nk->kij", edge, edge, precision)
-    gram[:, :2, 2:] = ((precision * w * edge).transpose(2, 0, 1).reshape(-1, n) @ used).reshape(k, 2, -1)
-    gram[:, 2:, :2] = gram[:, :2, 2:].transpose(0, 2, 1)
-    gram[:, 2:, 2:] = _weighted_gram(used, precision * w**2)
+    edge = np.stack([np.ones_like(w), 1.0 - w, scales.s])  # the first columns; the others are w times those of u
+    columns = len(edge) + used.shape[1]
+    gram = np.empty((k, columns, columns))
+    gram[:, :3, :3] = np.einsum("ink,jnk,nk->kij", edge, edge, precision)
+    gram[:, :3, 3:] = ((precision * w * edge).transpose(2, 0, 1).reshape(-1, n) @ used).reshape(k, 3, -1)
+    gram[:, 3:, :3] = gram[:, :3, 3:].transpose(0, 2, 1)
+    gram[:, 3:, 3:] = _weighted_gram(used, precision * w**2)
     gram[:, 1, 1] += 1.0 / np.maximum(4.0 * x.var(axis=0), 1e-300)  # d − a ~ N(0, 4 var x) by itself
     size = np.sqrt(np.maximum(np.einsum("kpp->kp", gram), 1e-300))
-    scaled = gram / (size[:, :, None] * size[:, None, :]) + _RIDGE * np.eye(gram.shape[1])
+    scaled = gram / (size[:, :, None] * size[:, None, :]) + _RIDGE * np.eye(columns)
     weighted = precision * x
     right = np.vstack([(edge * weighted).sum(axis=1), used.T @ (w * weighted)]).T / size
-    first = np.linalg.solve(scaled, right[..., None])[..., 0]
-    a, shift, *slopes = (first / size).T
-    left = x - a - (1.0 - w) * shift - w * (used @ np.reshape(slopes, (-1, k)))
-    error = (precision * left**2).mean(axis=0)[:, None] * np.einsum("kpp->kp", np.linalg.inv(scaled))
-    unclear = first**2 < CLEARLY**2 * copies * error
-    unclear[:, :2] = False
-    kept = ~unclear
-    scaled = scaled * (kept[:, :, None] & kept[:, None, :]) + unclear[:, :, None] * np.eye(gram.shape[1])
-    found = np.zeros((2 + u.shape[1], k))
-    found[: gram.shape[1]] = (np.linalg.solve(scaled, (right * kept)[..., None])[..., 0] / size).T
-    return found
+
+    def pruned(follows_s: bool) -> tuple[Array, Array]:
+        """Return coefficients ``(k, p)`` without those that are not significant, and the criterion ``(k,)``."""
+        kept = np.ones((k, columns), bool)
+        kept[:, 2] = follows_s & (scales.log_s.std(axis=0) > _LEAST_VARIED)
+        every, inverse = _solve(scaled, right, kept)
+        error = squares(every)[:, None] * np.einsum("kpp->kp", inverse)
+        kept[:, 3:] &= (every**2 >= CLEARLY**2 * copies * error)[:, 3:]
+        some, _ = _solve(scaled, right, kept)
+        return some, n / copies * np.log(squares(some)) + kept.sum(axis=1) * np.log(n / copies)
+
+    def squares(coefficients: Array) -> Array:
+        """Return the mean weighted square ``(k,)`` of what is not explained."""
+        by_edge, by_u = np.split((coefficients / size).T, [len(edge)])
+        left = x - np.einsum("ink,ik->nk", edge, by_edge) - w * (used @ by_u)
+        return np.asarray((precision * left**2).mean(axis=0))
+
+    (found, criterion), (following, other) = pruned(False), pruned(True)
+    found = np.where((other < criterion)[:, None], following, found)
+    mean = np.zeros((2 + u.shape[1], k))
+    mean[: columns - 1] = np.delete(found / size, 2, axis=1).T
+    return mean
+
+
+def _solve(gram: Array, right: Array, kept: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Return the coefficients ``(k, p)`` of normal equations, zero unless ``kept``, and the inverses ``(k, p, p)``."""
+    inverse = np.linalg.inv(np.where(kept[:, :, None] & kept[:, None, :], gram, np.eye(gram.shape[1])))
+    return np.einsum("kpq,kq->kp", inverse, right * kept), inverse
