@@ -56,16 +56,18 @@ def try_short_steps(
 ) -> ShortSteps | None:
     """Return the effect of shorter steps on the last particles, if some of the last trajectories diverged.
 
-    ``earlier`` is the effect on earlier runs, which the start of these is from.
+    ``earlier`` is the effect on earlier runs, which the start of these is from. If those missed mass in a neck, the particles
+    are moved even if no trajectory diverges: the start may be without that mass.
     """
-    if not all(run.complete for run in figures.runs) or figures.divergent <= _SUSPECT:
+    missed_before = earlier is not None and (earlier.goes_further or earlier.missed is not None)
+    if not all(run.complete for run in figures.runs) or (figures.divergent <= _SUSPECT and not missed_before):
         return None
-    runs = in_one_mode(figures.runs)
+    runs = in_one_mode(figures.runs) or figures.runs  # if no particle was moved, all have the weights of the start
     found, walks = move_with_short_steps(path, kernel, runs, rng)
     if found.surely_goes_further:
         return found
     best = min(walks, key=lambda walk: float(np.mean(walk.divergent)))
-    moves = Moves(path, kernel, SHORTER * min(run.scale for run in runs), best.coordinates.change)
+    moves = Moves(path, kernel, SHORTER * min(_step_of(run, kernel) for run in runs), best.coordinates.change)
     x, sides = np.concatenate([run.x for run in runs]), list[Side]()
     fail_somewhere = found.still_diverges(figures.divergent) or (found.shift > CLEAR and not found.goes_further)
     if fail_somewhere:
@@ -73,7 +75,7 @@ def try_short_steps(
         failed = [np.concatenate([one for walk in walks for one in walk.failed[k:]]) for k in (1, 0)]
         sides = narrow_sides(x, failed, moves.directions(x.shape[1]))
     suspects = [found] if found.goes_further and (sides or not fail_somewhere) else []
-    suspects += [earlier] if earlier is not None and earlier.missed is not None else []
+    suspects += [earlier] if earlier is not None and missed_before else []
     for effect in suspects:
         along = side_along(effect.coordinate, effect.upwards, x.shape[1])
         sides = [along, *(side for side in sides if not side.is_along(along))]
@@ -84,12 +86,12 @@ def move_with_short_steps(
     path: TemperingPath, kernel: Kernel, runs: Sequence[SMCResult], rng: np.random.Generator
 ) -> tuple[ShortSteps, list[Walk]]:
     """Move some of the last particles of every run with a quarter of its step; return the effect, and the walks."""
-    points = _affordable(runs)
+    points = _affordable(runs, kernel)
     parts = [run.x[:: max(1, len(run.x) * len(runs) // points)] for run in runs]
     starts = np.concatenate(parts)
     # From the points of all runs: a single one may have too few
     change = coordinates_of(path.evaluate(starts, 1.0, True), path).change
-    walks = [Walk(path, kernel, x, run.scale, rng, change) for x, run in zip(parts, runs, strict=True)]
+    walks = [Walk(path, kernel, x, _step_of(run, kernel), rng, change) for x, run in zip(parts, runs, strict=True)]
     errors = np.concatenate([walk.energy_errors() for walk in walks])
     coordinate, upwards = where_energy_errors_are(starts, errors)
     for _ in range(MOVES // FIRST_MOVES):
@@ -165,12 +167,18 @@ def _largest_growth(walks: Sequence[Walk], coordinate: int, upwards: bool) -> tu
     return margins[best], *sides[best]
 
 
-def _affordable(runs: Sequence[SMCResult]) -> int:
+def _step_of(run: SMCResult, kernel: Kernel) -> float:
+    """Return the step size of the last moves, or the kernel's initial one if there were none."""
+    moved = any(stage.moves is not None for stage in run.stages)
+    return run.scale if moved else kernel.initial_scale(run.x.shape[1])
+
+
+def _affordable(runs: Sequence[SMCResult], kernel: Kernel) -> int:
     """Return the number of particles to move, such that the cost is at most half that of the runs if possible."""
     made = sum(
         len(run.x) * stage.moves.gradients for run in runs for stage in (*run.start.stages, *run.stages) if stage.moves
     )
-    shortest = min(run.scale for run in runs)
+    shortest = min(_step_of(run, kernel) for run in runs)
     return int(np.clip(_COST * made / (MOVES * int(Hmc().n_steps(SHORTER * shortest))), _FEWEST_POINTS, _POINTS))
 
 

@@ -459,7 +459,9 @@ def _fit_means(x: Array, u: Array, products: Index, scales: Scales, copies: floa
         return np.asarray((precision * left**2).mean(axis=0))
 
     (found, criterion), (following, other) = pruned(False), pruned(True)
-    found = np.where((other < criterion)[:, None], following, found)
+    more = other - criterion
+    # Effects are like each other, and a multiple of s does no harm where an effect has none
+    found = np.where((more + np.median(more) < 0.0)[:, None], following, found)
     mean = np.zeros((2 + u.shape[1], k))
     mean[: columns - 1] = np.delete(found / size, 2, axis=1).T
     return mean
