@@ -51,6 +51,7 @@ _FEW_DISTINCT = 0.05  # of the draws
 # ladder.
 _COARSE, _COARSE_SHARE = 200.0, 0.08
 _OFTEN_DIVERGENT = 0.02  # of the last trajectories in a funnel, above which runs are repeated as well
+_FEWER = 0.9  # share of the coordinates that the last moves standardise, below which a funnel was entered late
 _DISAGREEMENT = 4.0  # standard errors between two evidences of the same runs
 PRECISE = 0.1  # largest standard error of a bridge that may replace tempering
 # Nats; if a ladder lost more than that, the last particles are not trusted either.
@@ -138,16 +139,21 @@ def in_one_mode(runs: Sequence[SMCResult]) -> list[SMCResult]:
 def is_too_coarse(figures: Figures) -> bool:
     """Return whether means or evidence of finished runs have too few effective draws or heavy weights, or disagree.
 
-    So are runs whose last trajectories diverge in a funnel: on a finer ladder its change of variables is found earlier. A
-    finer ladder does not help if few draws of the start were inside the support.
+    So are runs whose last trajectories diverge in a funnel that they entered late: on a finer ladder its change of variables
+    is found earlier. A finer ladder does not help if few draws of the start were inside the support.
     """
     runs, n = figures.runs, sum(len(run.x) for run in figures.runs)
     if not all(run.complete for run in runs) or any(run.start.n_draws > len(run.x) for run in runs):
         return False
     few = figures.ess < min(_COARSE, _COARSE_SHARE * n)
-    in_funnel = any(run.stages[-1].moves.non_centred for run in in_one_mode(runs))
-    diverge = figures.divergent > _OFTEN_DIVERGENT and in_funnel
+    diverge = figures.divergent > _OFTEN_DIVERGENT and any(_enters_funnel_late(run) for run in in_one_mode(runs))
     return figures.evidence.runs_disagree or few or bool(figures.disagreement) or figures.heavy > 0 or diverge
+
+
+def _enters_funnel_late(run: SMCResult) -> bool:
+    """Return whether moves of a stage standardised clearly fewer coordinates of a funnel than the last ones."""
+    counts = [stage.moves.non_centred for stage in run.stages if stage.moves is not None]
+    return min(counts) < _FEWER * counts[-1]
 
 
 def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) -> tuple[list[SMCResult], str]:

@@ -228,7 +228,7 @@ def test_a_neck_of_a_factor_model_that_particles_hardly_enter_is_not_trusted():
     with pm.Model() as model:
         loading, score = pm.HalfNormal("loading", 1, shape=1), pm.Normal("score", 0, 1, shape=10)
         pm.Normal("y", score[:, None] * loading, pm.HalfNormal("error", 1, shape=4), observed=items)
-    for seed in (1, 2):
+    for seed in (1, 6):  # second runs of the first move no particle, and those of the other rarely diverge
         attrs = group(pb.sample_smc(model, draws=1000, random_seed=seed, progressbar=False), "posterior").attrs
         assert attrs["log_evidence_trusted"] == 0
         assert abs(attrs["log_evidence"] + 46.274) < 4 * attrs["log_evidence_se"]
