@@ -24,6 +24,7 @@ def test_equal_observations_are_told_before_the_run_drifts_away():
     assert "log_evidence" not in attrs
 
 
+@pytest.mark.filterwarnings("ignore:a tail of")  # of the draws of a chain that stopped in the neck
 def test_two_scales_that_go_to_zero_together_are_told():
     """The density of effects has no mode given one of the scales, so both are held: 30 rows, 10 effects, two Jacobians."""
     with pm.Model() as model:
