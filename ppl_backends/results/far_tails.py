@@ -11,12 +11,14 @@ v changes along the tail, the few draws miss that, and the tail is heavier than 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 from scipy.special import logsumexp
 
+from ppl_backends.errors import SamplerWarning
 from ppl_backends.numerics.arrays import Array
 from ppl_backends.numerics.weights import LARGEST_PARETO_K
 from ppl_backends.targets.protocol import BaseTarget
@@ -43,7 +45,9 @@ def far_tail(target: BaseTarget, x: Array, name: str, column: int, value: Array)
     j, middle = int(np.argmax(np.abs(signs))), float(np.median(value))
 
     def distances(points: Array, side: int) -> Array:
-        found = np.asarray(target.constrain(points, np.random.default_rng(0))[name], dtype=np.float64)
+        with warnings.catch_warnings():  # of generated quantities, which may fail far out
+            warnings.simplefilter("ignore", SamplerWarning)
+            found = np.asarray(target.constrain(points, np.random.default_rng(0))[name], dtype=np.float64)
         return side * (found.reshape(len(points), -1)[:, column] - middle)
 
     sides = ((1, x[order[::-1]]), (-1, x[order]))
