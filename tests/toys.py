@@ -112,6 +112,19 @@ def funnel(dim):
     return FunctionTarget(dim + 1, density)
 
 
+def skewed_funnel(dim, sd):
+    """Return a funnel of v ~ N(0, sd²), with effects of scale exp(v) that have a Gumbel distribution; normalised."""
+
+    def density(points):
+        v, z = points[:, 0], points[:, 1:] * np.exp(-points[:, :1])
+        slope = np.exp(-z) - 1.0
+        value = stats.norm(0, sd).logpdf(v) - dim * v - (z + np.exp(-z)).sum(axis=1)
+        by_v = -v / sd**2 - dim - (slope * z).sum(axis=1)
+        return value, np.column_stack([by_v, slope * np.exp(-v)[:, None]])
+
+    return FunctionTarget(dim + 1, density)
+
+
 def turned_funnel(dim):
     """Return the same in turned coordinates, where none scales the others, and a Gaussian start for it."""
     straight, turn = funnel(dim), stats.ortho_group.rvs(dim + 1, random_state=np.random.default_rng(0))

@@ -152,8 +152,7 @@ def is_too_coarse(figures: Figures) -> bool:
 
 def _enters_funnel_late(run: SMCResult) -> bool:
     """Return whether moves of a stage standardised clearly fewer coordinates of a funnel than the last ones."""
-    counts = [stage.moves.non_centred for stage in run.stages if stage.moves is not None]
-    return min(counts) < _FEWER * counts[-1]
+    return min(run.non_centred) < _FEWER * run.non_centred[-1]
 
 
 def split_finished(runs: Sequence[SMCResult], chains: int, interrupted: bool) -> tuple[list[SMCResult], str]:

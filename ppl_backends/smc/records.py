@@ -191,6 +191,11 @@ class SMCResult(SMCState):
         return self.records["ladder"].stages if "ladder" in self.records else None
 
     @property
+    def non_centred(self) -> list[int]:
+        """Return how many coordinates the moves of each stage standardised, of those stages that made moves."""
+        return [stage.moves.non_centred for stage in self.stages if stage.moves is not None]
+
+    @property
     def scale(self) -> float:
         """Return the step size of the last moves."""
         return next(stage.moves.scale for stage in reversed(self.stages) if stage.moves is not None)

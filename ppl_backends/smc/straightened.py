@@ -90,5 +90,5 @@ def _reached_late(path: TemperingPath, runs: Sequence[SMCResult]) -> int:
     """
     if is_straightened(path):
         return 0
-    counts = [[stage.moves.non_centred for stage in run.stages if stage.moves is not None] or [0] for run in runs]
+    counts = [run.non_centred or [0] for run in runs]
     return max((each[-1] for each in counts if path.approximation is not None or min(each) < each[-1]), default=0)
