@@ -170,6 +170,7 @@ class Approximation:
                 **({} if integral is None else integral.attrs(self.log_evidence)),
                 **self._attributes(),
             },
+            looks_beyond=self.target is not None and not self.target.is_estimated,
         )
 
     def __repr__(self) -> str:

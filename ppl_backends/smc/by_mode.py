@@ -28,7 +28,8 @@ from ppl_backends.targets.protocol import Array, Index
 
 _SMALLEST_SHARE = 0.02  # of the particles of all runs in a mode; a smaller one stays in the region of another
 _FEWEST, _LEAST = 50, 10  # particles of a run in a mode for a bridge, and those that can be resampled
-_PRECISE = 0.05  # standard error of a mode's log evidence; of shares it leaves one of 0.018 at most
+_PRECISE = 0.05  # largest standard error of the log evidence
+_PRECISE_SHARE = 0.018  # and of a share; that of two equal modes whose log evidences have a standard error of 0.05
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def evidences_by_mode(
 ) -> ModeEvidences | None:
     """Return the evidence of every separated mode of equally weighted points of a density.
 
-    None for a single mode, for one with too few points of a sample or for a covariance, and for one whose bridge is not
+    None for a single mode, for one with too few points of a sample or for a covariance, and if the sum or a share is not
     precise. Samples with few points in a mode have no part in its bridge. ``batches`` are those of all bridges of a sample.
     """
     x = np.concatenate([sample.x for sample in samples])
@@ -103,13 +104,21 @@ def evidences_by_mode(
             return None
         within = _within(log_density, gaussians, mode)
         estimate = bridge_evidence(own, within, rng, max(1, batches // len(gaussians)))
-        if estimate is None or estimate.runs_disagree or not estimate.standard_error <= _PRECISE:
+        if estimate is None or estimate.runs_disagree:
             return None
         estimates.append(estimate)
+    return _sum_of(estimates, labels)
+
+
+def _sum_of(estimates: Sequence[EvidenceEstimate], labels: Sequence[Index]) -> ModeEvidences | None:
+    """Return the sum of the modes' evidences and their shares, None if one of these is not precise."""
     logs, errors, df = (np.array([getattr(one, key) for one in estimates]) for key in _FIGURES)
     total = float(logsumexp(logs))
     shares = np.exp(logs - total)
     parts = (shares * errors) ** 2
+    of_shares = shares * np.sqrt((1.0 - 2.0 * shares) * errors**2 + parts.sum())  # by the delta method
+    if not (parts.sum() ** 0.5 <= _PRECISE and of_shares.max() <= _PRECISE_SHARE):
+        return None
     combined = float(parts.sum() ** 2 / np.maximum((parts**2 / df).sum(), 1e-300))
     evidence = EvidenceEstimate(total, float(parts.sum() ** 0.5), combined, False, float("nan"))
     return ModeEvidences(evidence, shares, errors, labels)

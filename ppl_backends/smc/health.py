@@ -142,12 +142,17 @@ def is_too_coarse(figures: Figures) -> bool:
     So are runs whose last trajectories diverge in a funnel that they entered late: on a finer ladder its change of variables
     is found earlier. A finer ladder does not help if few draws of the start were inside the support.
     """
-    runs, n = figures.runs, sum(len(run.x) for run in figures.runs)
+    runs = figures.runs
     if not all(run.complete for run in runs) or any(run.start.n_draws > len(run.x) for run in runs):
         return False
-    few = figures.ess < min(_COARSE, _COARSE_SHARE * n)
-    diverge = figures.divergent > _OFTEN_DIVERGENT and any(_enters_funnel_late(run) for run in in_one_mode(runs))
-    return figures.evidence.runs_disagree or few or bool(figures.disagreement) or figures.heavy > 0 or diverge
+    n = sum(len(run.x) for run in runs)
+    return figures.ess < min(_COARSE, _COARSE_SHARE * n) or shows_coarse_ladder(figures)
+
+
+def shows_coarse_ladder(figures: Figures) -> bool:
+    """Return whether evidences disagree, weights are heavy, or trajectories diverge in a funnel that was entered late."""
+    diverge = figures.divergent > _OFTEN_DIVERGENT and any(map(_enters_funnel_late, in_one_mode(figures.runs)))
+    return figures.evidence.runs_disagree or bool(figures.disagreement) or figures.heavy > 0 or diverge
 
 
 def _enters_funnel_late(run: SMCResult) -> bool:

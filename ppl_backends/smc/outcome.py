@@ -32,6 +32,7 @@ from ppl_backends.smc.health import (
     judge,
     may_replace,
     moves_mixed,
+    shows_coarse_ladder,
     split_finished,
 )
 from ppl_backends.smc.jumps import DensityJumpsError
@@ -40,7 +41,7 @@ from ppl_backends.smc.necks import ShortSteps
 from ppl_backends.smc.path import BridgePath, TemperingPath
 from ppl_backends.smc.records import SMCResult
 from ppl_backends.smc.results import evidence_attrs, prior_normalizer, with_prior_error
-from ppl_backends.smc.sampler import Settings, last_particles, run_tempering
+from ppl_backends.smc.sampler import Settings, last_particles, move_again, run_tempering
 from ppl_backends.smc.short_steps import try_short_steps
 from ppl_backends.smc.start_verdict import with_start
 from ppl_backends.smc.straightened import (
@@ -87,30 +88,47 @@ class Call(NamedTuple):
         again: Sequence[np.random.Generator],
         checkpoint: Checkpoint | None,
     ) -> tuple[Figures, Settings, str]:
-        """Run all chains; run them once more with finer steps if the first run was too coarse and there are generators."""
+        """Run all chains.
+
+        If the first run was too coarse and there are generators, run all chains once more with finer steps, unless the
+        ladder was fine and more moves of the last particles are enough.
+        """
         found, interrupted = self._run(settings, generators, checkpoint)
         runs, unfinished = split_finished(found, len(generators), interrupted)
-        figures = figures_of(runs)
+        figures, finer = figures_of(runs), settings.finer()
         if not again or unfinished or not is_too_coarse(figures):
             return figures, settings, unfinished
         try:
-            runs, interrupted = self._run(settings.finer(), again, None)
+            if not shows_coarse_ladder(figures):
+                moved = figures_of(self._moved_again(runs, finer))
+                if not is_too_coarse(self._bridged(moved, finer, again[0].spawn(1)[0])[0]):
+                    return moved, settings, unfinished
+            runs, interrupted = self._run(finer, again, None)
         except KeyboardInterrupt:  # the first runs are kept
             return figures, settings, unfinished
         if interrupted or not all(run.complete for run in runs):
             return figures, settings, unfinished
-        return figures_of(runs), settings.finer(), unfinished
+        return figures_of(runs), finer, unfinished
 
     def _run(
         self, settings: Settings, generators: Sequence[np.random.Generator], checkpoint: Checkpoint | None
     ) -> tuple[list[SMCResult], bool]:
         make = partial(run_tempering, self.path, self.kernel, self.draws, **settings._asdict())
+        return self._run_chains([partial(make, rng) for rng in generators], checkpoint)
+
+    def _moved_again(self, runs: Sequence[SMCResult], settings: Settings) -> list[SMCResult]:
+        """Return the runs with further moves at β = 1."""
+        make = partial(move_again, self.path, self.kernel, self.draws, **settings._asdict())
+        moved, interrupted = self._run_chains([partial(make, run) for run in runs], None)
+        if interrupted:
+            raise KeyboardInterrupt
+        return moved
+
+    def _run_chains(
+        self, chains: Sequence[Callable[..., SMCResult]], checkpoint: Checkpoint | None
+    ) -> tuple[list[SMCResult], bool]:
         return run_chains(
-            [partial(make, rng) for rng in generators],
-            shows=TEMPERING,
-            executor=self.executor,
-            checkpoint=checkpoint,
-            progressbar=self.progressbar,
+            chains, shows=TEMPERING, executor=self.executor, checkpoint=checkpoint, progressbar=self.progressbar
         )
 
     def judge(

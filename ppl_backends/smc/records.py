@@ -136,7 +136,7 @@ class SMCResult(SMCState):
     @classmethod
     def of(cls, run: SMCState, ended: str = "") -> SMCResult:
         """Return the result for a state."""
-        return cls(**vars(run), ended=ended)
+        return cls(**(vars(run) | {"ended": ended}))
 
     @property
     def complete(self) -> bool:

@@ -108,6 +108,24 @@ def run_tempering(
         run = replace(_begin(path, kernel, n, run.rng, how, run), seconds=run.seconds)
 
 
+def move_again(
+    path: TemperingPath,
+    kernel: Kernel,
+    n: int,
+    run: SMCResult,
+    *,
+    report: Callable[[SMCState], None] | None = None,
+    store: ChainStore | None = None,
+    **settings: Any,
+) -> SMCResult:
+    """Return a finished run with one more stage at β = 1, whose moves are those of other ``settings``."""
+    how = Settings(**settings)
+    path = path.for_moves(kernel.uses_gradient, how.metric)
+    parts, watch = _parts(run, path, kernel, n, how), Watcher(how.max_time, report, store)
+    done, ended = run_smc(replace(run, stage=None), path, parts, watch)
+    return SMCResult.of(done, ended)
+
+
 def _begin(
     path: TemperingPath,
     kernel: Kernel,

@@ -192,6 +192,7 @@ def sample_tempering(
         sample_stats=_stats(run, found),
         log_likelihood=log_likelihood,
         log_prior=log_prior,
+        looks_beyond=run.complete,
     )
 
 
