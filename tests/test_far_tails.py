@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pymc as pm
 import pytest
 from scipy import stats
 from scipy.special import betaln
@@ -123,6 +124,19 @@ def test_smc_warns_of_a_concentration_without_a_mean(seed):
         idata = pb.sample_smc(target, initial="laplace", draws=1000, random_seed=seed, progressbar=False)
     assert len(caught) == 1
     assert idata["posterior"].attrs["log_evidence_trusted"] == 1
+
+
+@pytest.mark.parametrize("fit", [pb.fit_vi, pb.fit_ep, pb.fit_inla])
+def test_draws_of_fits_warn_of_a_concentration_without_a_mean(fit):
+    known = Concentration()
+    with pm.Model() as model:
+        k = pm.HalfCauchy("k", 5.0)
+        pm.BetaBinomial("y", n=known.trials, alpha=known.a * k, beta=known.b * k, observed=known.counts)
+    with warnings.catch_warnings():  # VI is not trusted
+        warnings.simplefilter("ignore", SamplerWarning)
+        found = fit(model)
+    with pytest.warns(SamplerWarning, match="a tail of `k` has Pareto k 1.0"):
+        found.to_inference_data(draws=2000, random_seed=1)
 
 
 def test_no_warning_of_a_normal_posterior():

@@ -14,21 +14,16 @@ _ELEMENTS = 10_000_000  # of an array whose columns are judged at once
 _NAMED = 3  # elements that a message names
 
 
-def light_beyond(name: str, column: int, value: Array) -> float:
-    """Return 0, as if no tail were heavy beyond the draws."""
-    return 0.0
-
-
 FarTail = Callable[[str, int, Array], float]
 """Pareto k of a tail with few draws, of element number i of a variable with draws ``(n,)``; 0 if it is light."""
 
 
-def unreliable_means(values: Mapping[str, Array], far_tail: FarTail = light_beyond) -> str:
+def unreliable_means(values: Mapping[str, Array], far_tail: FarTail | None = None) -> str:
     """Return which variables ``(draws, *shape)`` have unreliable means, with Pareto k of their tails; empty if none has.
 
     The mean of draws is unreliable at any practical number of them if Pareto k of a tail is above 0.7, and there is no
     mean above 1 (Vehtari et al. 2024). A tail counts if k is above 0.7 by half its standard error: of many
-    lighter tails some have an estimate above 0.7 by chance. ``far_tail`` is asked if the draws do not decide.
+    lighter tails some have an estimate above 0.7 by chance. A ``far_tail`` is asked if the draws do not decide.
     """
     found = sorted(
         ((k, name) for variable, value in values.items() for name, k in _heavy(variable, value, far_tail)), reverse=True
@@ -43,7 +38,7 @@ def unreliable_means(values: Mapping[str, Array], far_tail: FarTail = light_beyo
     )
 
 
-def _heavy(name: str, value: Array, far_tail: FarTail) -> Iterator[tuple[str, float]]:
+def _heavy(name: str, value: Array, far_tail: FarTail | None) -> Iterator[tuple[str, float]]:
     """Yield the names of elements ``(draws, *shape)`` with a heavy tail, and its Pareto k."""
     if value.dtype.kind != "f" or len(value) < FEWEST_FOR_PARETO_K:
         return
@@ -51,7 +46,9 @@ def _heavy(name: str, value: Array, far_tail: FarTail) -> Iterator[tuple[str, fl
     width = max(1, _ELEMENTS // len(value))
     for first in range(0, columns.shape[1], width):
         for j, certain in _far_columns(columns[:, first : first + width]):
-            k = certain or far_tail(name, first + j, columns[:, first + j])
+            k = certain
+            if not k and far_tail is not None:
+                k = far_tail(name, first + j, columns[:, first + j])
             if k:
                 index = ", ".join(map(str, np.unravel_index(first + j, shape)))
                 yield (f"{name}[{index}]" if shape else name), k

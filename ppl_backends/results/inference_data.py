@@ -22,7 +22,7 @@ from ppl_backends.numerics.arrays import real_parts
 from ppl_backends.numerics.gaussian import MAX_DENSE_DIM, Gaussian
 from ppl_backends.options import Option
 from ppl_backends.results.far_tails import far_tail
-from ppl_backends.results.heavy_tails import light_beyond, unreliable_means
+from ppl_backends.results.heavy_tails import unreliable_means
 from ppl_backends.targets.protocol import Array, BaseTarget
 
 ARVIZ_MAJOR = int(importlib.metadata.version("arviz").split(".")[0])
@@ -148,7 +148,7 @@ def build_inference_data(
     }
     coords, dims = target.coords, target.dims
     drawn = dict(target.constrain(flat, rng))
-    if unreliable := unreliable_means(drawn, partial(far_tail, target, flat) if looks_beyond else light_beyond):
+    if unreliable := unreliable_means(drawn, partial(far_tail, target, flat) if looks_beyond else None):
         all_attrs["warnings"] = "; ".join(filter(None, (all_attrs.get("warnings"), unreliable)))
         warnings.warn(unreliable, SamplerWarning, stacklevel=user_level())
     # Stan's generated quantities belong to separate groups, as in arviz.from_cmdstanpy.

@@ -124,9 +124,9 @@ def sample_smc(
     ess_threshold : float or "auto"
         ESS of every reweighting as a share of the particles; it determines the ladder. ``"auto"`` is a half if the
         weights are light-tailed and the chains mix, and up to 0.97 otherwise; with ``schedule="cess"`` it is 0.9. If at the
-        end the effective sample size of a mean or sd is small, chains disagree, or trajectories diverge in a funnel,
-        ``"auto"`` repeats the run with 0.9 and four times as many waste-free chains, unless ``len_chain``, ``max_time`` or
-        ``unbiased`` is given.
+        end chains disagree, trajectories diverge in a funnel, or the effective sample size of a mean or sd is small, also
+        after more moves at the last temperature, ``"auto"`` repeats the run with 0.9 and four times as many waste-free
+        chains, unless ``len_chain``, ``max_time`` or ``unbiased`` is given.
     min_moves, max_moves : int
         Smallest and largest number of moves per temperature; the number is chosen automatically between them.
     len_chain : int, "auto" or None
