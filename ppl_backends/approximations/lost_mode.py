@@ -40,6 +40,8 @@ def lost_mode_reason(
     """Return the warning about a mode without draws."""
     name = name_of(lost.coordinate, names)
     holds = "no draw" if lost.held == 0 else f"{100 * lost.held:.3g} % of the draws"
+    if lost.held > lost.share / TIMES:
+        holds += ", which few independent points decide"
     return (
         f"a mode with about {100 * lost.share:.0f} % of the posterior, at `{name}` = {lost.x[lost.coordinate]:.3g} on the "
         f"unconstrained scale, holds {holds}{advice}"

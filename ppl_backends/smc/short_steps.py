@@ -62,7 +62,7 @@ def try_short_steps(
     missed_before = earlier is not None and (earlier.goes_further or earlier.missed is not None)
     if not all(run.complete for run in figures.runs) or (figures.divergent <= _SUSPECT and not missed_before):
         return None
-    runs = in_one_mode(figures.runs) or figures.runs  # if no particle was moved, all have the weights of the start
+    runs = in_one_mode(figures.runs) or figures.runs  # if there are no others, those not moved or in several modes
     found, walks = move_with_short_steps(path, kernel, runs, rng)
     if found.surely_goes_further:
         return found

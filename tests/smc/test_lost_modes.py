@@ -7,6 +7,7 @@ from scipy.special import logsumexp
 import ppl_backends as pb
 from ppl_backends.approximations import missed_modes
 from ppl_backends.approximations.densest import Densest
+from ppl_backends.approximations.lost_mode import LostMode, lost_mode_reason
 from ppl_backends.approximations.unlike import unlike
 from ppl_backends.errors import SamplerWarning
 from ppl_backends.importance import sampling
@@ -363,3 +364,14 @@ def test_a_mode_with_few_lineages_by_chance_is_not_called_lost(monkeypatch, each
     last = Visits(x, density, Visited.of(x[:30], density[:30]))
     lost = find_lost_mode(PriorPath(target), [last], 0.0, 100, rng, 1e5, np.arange(2000) // each)
     assert (lost is not None) == is_lost
+
+
+@pytest.mark.parametrize(("held", "words"), [(0.0, "holds no draw:"), (0.005, "holds 0.5 % of the draws:")])
+def test_a_reason_names_the_share_of_the_draws(held, words):
+    assert words in lost_mode_reason(LostMode(0.02, np.zeros(1), 0, held, None))
+
+
+def test_a_reason_says_that_few_points_decide_a_share_that_may_be_right():
+    said = lost_mode_reason(LostMode(0.02, np.zeros(1), 0, 0.0183, None))
+    assert "about 2 % of the posterior" in said
+    assert "holds 1.83 % of the draws, which few independent points decide:" in said
