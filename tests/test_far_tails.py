@@ -9,7 +9,7 @@ from scipy import stats
 from scipy.special import betaln
 
 import ppl_backends as pb
-from ppl_backends.errors import SamplerWarning
+from ppl_backends.errors import ApproximationWarning, SamplerWarning
 from ppl_backends.results.far_tails import far_tail
 from ppl_backends.results.heavy_tails import unreliable_means
 from ppl_backends.targets.protocol import BaseTarget, Evaluation
@@ -133,7 +133,7 @@ def test_draws_of_fits_warn_of_a_concentration_without_a_mean(fit):
         k = pm.HalfCauchy("k", 5.0)
         pm.BetaBinomial("y", n=known.trials, alpha=known.a * k, beta=known.b * k, observed=known.counts)
     with warnings.catch_warnings():  # VI is not trusted
-        warnings.simplefilter("ignore", SamplerWarning)
+        warnings.simplefilter("ignore", ApproximationWarning)
         found = fit(model)
     with pytest.warns(SamplerWarning, match="a tail of `k` has Pareto k 1.0"):
         found.to_inference_data(draws=2000, random_seed=1)

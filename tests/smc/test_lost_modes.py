@@ -87,6 +87,7 @@ def test_a_run_from_all_modes_that_is_too_coarse_is_made_again(monkeypatch):
         return len(judged) == 2
 
     monkeypatch.setattr("ppl_backends.smc.outcome.is_too_coarse", only_the_second)
+    monkeypatch.setattr("ppl_backends.smc.outcome.shows_coarse_ladder", lambda figures: True)
     attrs = run(two_modes(), 0).posterior.attrs
     assert attrs["initial"].startswith("modes of a run from prior")
     assert attrs["run_again"] == 1
