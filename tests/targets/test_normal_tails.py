@@ -10,7 +10,11 @@ from scipy.special import erfcx, log_ndtr, ndtr
 
 import ppl_backends as pb
 from ppl_backends.targets.jax_process import double_precision
+from ppl_backends.targets.pymc import PyMCTarget
+from ppl_backends.targets.pymc.graph import PYTHON_MODE
 from ppl_backends.targets.pymc.jax_backend import _translate
+from ppl_backends.targets.pymc.matching import io_toposort
+from ppl_backends.targets.pymc.stable_functions import log_interval as log_interval_of_graph
 from ppl_backends.targets.pymc.stable_functions import log_ndtr as log_ndtr_of_graph
 
 ETA = np.array([-800.0, -40, -12, -9, -1, 0, 1, 7, 8.5, 12, 40, 800])
@@ -91,3 +95,70 @@ def test_logs_of_normal_distribution_functions_use_one_error_function_and_one_lo
         function = _translate([variable], [log_ndtr_of_graph(variable)])
         program = str(jax.make_jaxpr(lambda x: function(x)[0])(1.0))
     assert [program.count(f" {name} ") for name in ("erfc", "log1p", "exp", "log")] == [1, 1, 1, 0]
+
+
+EDGES = np.array(
+    [(-1.0, 2.0), (-0.3, 0.1), (1.0, 1.1), (-1.1, -1.0), (8.0, 9.0), (-40.0, -39.0), (39, 40), (-900, 7), (-7, 900)]
+)
+ENDLESS = [(-np.inf, -3.0), (-np.inf, 50.0), (-3.0, np.inf), (40.0, np.inf), (-np.inf, np.inf)]
+
+
+def exact_interval(lower, upper):
+    """Return log(Φ(upper) − Φ(lower)) and its derivatives by upper and lower, by quadrature."""
+    near = np.clip(0.0, lower, upper)  # where the density is largest
+    ends = np.clip([lower, upper], near - 30, near + 30)
+    parts = [quad(lambda t: np.exp(-(t - near) * (t + near) / 2), *part, epsabs=0, epsrel=1e-13, limit=200)[0]
+             for part in ((ends[0], near), (near, ends[1])) if part[0] < part[1]]  # fmt: skip
+    slopes = [0.0 if np.isinf(z) else np.exp(-(z - near) * (z + near) / 2) / sum(parts) for z in (upper, lower)]
+    return [np.log(sum(parts)) - near**2 / 2 - np.log(2 * np.pi) / 2, slopes[0], -slopes[1]]
+
+
+def test_logs_of_normal_probabilities_of_intervals_and_their_derivatives_are_precise():
+    edges = np.r_[EDGES, ENDLESS]
+    x, y = pt.dscalars(2)
+    expected = np.array([exact_interval(*edge) for edge in edges])
+    with double_precision():
+        function = _translate([x, y], [log_interval_of_graph(x, y)])
+        both = jax.vmap(jax.value_and_grad(lambda b, a: function(b, a)[0], (0, 1)))
+        value, slopes = both(edges[:, 1], edges[:, 0])
+        found = np.stack([value, *slopes], axis=1)
+        curved = jax.hessian(lambda z: function(z[0], z[1])[0])(np.array([-1.0, -1.1]))
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-15)
+    _, up, down = exact_interval(-1.1, -1.0)
+    exact = [[up - up**2, -up * down], [-up * down, 1.1 * down - down**2]]
+    np.testing.assert_allclose(curved, exact, rtol=1e-10)
+
+
+def of_intervals():
+    """Return models with PyMC's logs of normal probabilities."""
+    x = np.linspace(-2, 2, 30)
+    category = np.arange(30) % 4
+    for name in ("ordered", "censored", "truncated"):
+        with pm.Model(name=name) as model:
+            b = pm.Normal("b", 0, 1)
+            sd = pm.HalfNormal("sd", 1)
+            if name == "ordered":
+                pm.OrderedProbit("y", eta=b * x, cutpoints=pt.stack([-1.0, -0.2, sd]), sigma=sd, observed=category)
+            elif name == "censored":
+                pm.Censored("y", pm.Normal.dist(b * x, sd), lower=-1, upper=1, observed=np.clip(x, -1, 1))
+            else:
+                pm.TruncatedNormal("y", b * x, sd, lower=-2.5, upper=3.0, observed=x)
+        for backend in ("jax", "numba") if name == "ordered" else ("jax",):
+            yield pytest.param(model, backend, id=f"{name}, {backend}")
+
+
+@pytest.mark.parametrize(("model", "backend"), of_intervals())
+def test_functions_of_normal_intervals_are_recognised(model, backend):
+    target = PyMCTarget(model, backend=backend)
+    points = np.random.default_rng(1).normal(size=(5, 2))
+    density = model.compile_logp(mode=PYTHON_MODE)
+    names = [variable.name for variable in model.value_vars]
+    evaluation = target.evaluate(points, gradient=True)
+    expected = [density(dict(zip(names, point, strict=True))) for point in points]
+    np.testing.assert_allclose(evaluation.log_prior + evaluation.log_likelihood, expected, rtol=1e-8)
+    slopes = model.compile_dlogp(mode=PYTHON_MODE)
+    expected = [slopes(dict(zip(names, point, strict=True))) for point in points]
+    found = evaluation.log_prior_gradient + evaluation.log_likelihood_gradient
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    used = {str(getattr(node.op, "scalar_op", "")) for node in io_toposort([], target._compiled._simplified)}
+    assert "Erfcx" not in used, used

@@ -34,6 +34,7 @@ from pytensor.tensor.type import TensorType
 from ppl_backends.errors import ModelError
 from ppl_backends.targets.pymc.circle import with_windows
 from ppl_backends.targets.pymc.matching import ancestors, io_toposort
+from ppl_backends.targets.pymc.normal_intervals import recognise_normal_intervals
 from ppl_backends.targets.pymc.rewrites import in_double, replace_checks
 from ppl_backends.targets.state_space.target import refusal as state_space_refusal
 from ppl_backends.targets.unnormalized import refusal
@@ -235,7 +236,8 @@ def log_density_terms(model: pm.Model, variables: Sequence[Variable], jacobian: 
 
     Here they have double precision. PyMC folds ``reciprocal(100)`` in float32; see :func:`in_double`.
     """
-    double = dict(zip(model.rvs_to_values, in_double(list(model.rvs_to_values), random=True), strict=True))
+    recognised = recognise_normal_intervals(list(model.rvs_to_values))
+    double = dict(zip(model.rvs_to_values, in_double(recognised, random=True), strict=True))
     random = [rv for rv in variables if rv in double]
     others = [variable for variable in variables if variable not in double]
     terms = transformed_conditional_logp(
@@ -245,7 +247,7 @@ def log_density_terms(model: pm.Model, variables: Sequence[Variable], jacobian: 
         jacobian=jacobian,
     )
     found = dict(zip([*random, *others], [*terms, *model.replace_rvs_by_values(others)], strict=True))
-    return in_double([found[variable] for variable in variables])
+    return in_double(recognise_normal_intervals([found[variable] for variable in variables]))
 
 
 def build_graph(model: pm.Model, data: DataValues, shapes: ModelShapes, static: bool = True) -> ModelGraph:

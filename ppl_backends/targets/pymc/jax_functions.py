@@ -80,6 +80,33 @@ def log_ndtr(jax: Any) -> Callable[[Any], Any]:
     return function
 
 
+@cache
+def log_interval(jax: Any) -> Callable[[Any, Any], Any]:
+    """Return log(Φ(x) − Φ(y)), whose derivatives are φ(x) and −φ(y), over Φ(x) − Φ(y).
+
+    The interval is reflected if its middle is positive, and then both tails are scaled by exp(h²/2) with h = max(−x, 0).
+    """
+    jnp, scaled_tail = jax.numpy, erfcx(jax)
+
+    @jax.custom_jvp
+    def function(x: Any, y: Any) -> Any:
+        reflect = x > -y
+        x, y = jnp.where(reflect, -y, x), jnp.where(reflect, -x, y)
+        h = jnp.maximum(-x, 0.0)
+        tail = 0.5 * scaled_tail(jnp.abs(x) * np.sqrt(0.5))
+        below_x = jnp.where(x > 0, 1.0 - tail * jnp.exp(-0.5 * x**2), tail)
+        below_y = 0.5 * scaled_tail(-y * np.sqrt(0.5)) * jnp.exp(-0.5 * (y - h) * (y + h))
+        return jnp.log(below_x - below_y) - 0.5 * h**2
+
+    @function.defjvp
+    def derivative(at: tuple, direction: tuple) -> tuple:
+        value = function(*at)
+        slopes = [jnp.exp(-0.5 * z**2 - 0.5 * np.log(2 * np.pi) - value) for z in at]
+        return value, slopes[0] * direction[0] - slopes[1] * direction[1]
+
+    return function
+
+
 def _far(jnp: Any, x: Any) -> Any:
     return jnp.where(x < _FAR, _FAR, x)  # a maximum would halve the derivative at 10
 

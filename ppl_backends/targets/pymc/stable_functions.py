@@ -3,7 +3,7 @@
 *Logs of normal distribution functions.* A probit likelihood written as ``log(p)`` or ``log1p(-p)`` of
 ``p = invprobit(eta)`` loses accuracy where ``p`` rounds to 0 or 1: its value becomes -inf and, already from eta = 8.3 on,
 its derivative is NaN, because both branches of the Bernoulli density are differentiated. For well-separated data this
-happens at the mode itself. Such expressions become ``log_ndtr``.
+happens at the mode itself. Such expressions become ``log_ndtr``. Logs of probabilities of intervals become ``log_interval``.
 
 *softplus(x) = log(1 + exp(x)).* PyTensor's becomes three exponentials under JAX, with a derivative that overflows to
 NaN beyond x = 709, and spends most of its time in ``log1p`` under Numba. Here it is max(x, 0) + log1p(e) with e =
@@ -24,7 +24,20 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.scalar.basic import Add, Exp, IsInf, Log, Log1p, Mul, Neg, Sub, Switch, UnaryScalarOp, upgrade_to_float
+from pytensor.scalar.basic import (
+    Add,
+    BinaryScalarOp,
+    Exp,
+    IsInf,
+    Log,
+    Log1p,
+    Mul,
+    Neg,
+    Sub,
+    Switch,
+    UnaryScalarOp,
+    upgrade_to_float,
+)
 from pytensor.scalar.math import Erf, Erfc, Softplus, sigmoid
 from pytensor.scalar.math import softplus as pytensor_softplus
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -59,6 +72,34 @@ class LogNdtr(UnaryScalarOp):
 
 log_ndtr_scalar = LogNdtr(upgrade_to_float, name="log_ndtr")
 log_ndtr = Elemwise(log_ndtr_scalar)
+
+
+class LogInterval(BinaryScalarOp):
+    """``log(Φ(x) − Φ(y))`` for x ≥ y."""
+
+    def impl(self, x: Any, y: Any) -> Any:
+        """Return the value in Python."""
+        x, y = (-y, -x) if x > -y else (x, y)
+        above, below = float(scipy_log_ndtr(x)), float(scipy_log_ndtr(y))
+        if not below < above:
+            return -math.inf if below == above else math.nan
+        return above + math.log(-math.expm1(below - above))
+
+    def grad(self, inputs: Any, grads: Any) -> Any:
+        """Return φ(x) and −φ(y), over Φ(x) − Φ(y)."""
+        from pytensor.scalar.basic import exp
+
+        (x, y), (gz,) = inputs, grads
+        log_scale = -0.5 * math.log(2 * math.pi) - log_interval_scalar(x, y)
+        return gz * exp(log_scale - 0.5 * x * x), -gz * exp(log_scale - 0.5 * y * y)
+
+    def L_op(self, inputs: Any, outputs: Any, grads: Any) -> Any:
+        """Return the same; PyTensor 3 uses this name."""
+        return self.grad(inputs, grads)
+
+
+log_interval_scalar = LogInterval(upgrade_to_float, name="log_interval")
+log_interval = Elemwise(log_interval_scalar)
 
 
 @node_rewriter([Elemwise])
@@ -232,6 +273,7 @@ def register_jax(jax_funcify: Any) -> None:
     import jax
     import jax.numpy as jnp
 
+    from ppl_backends.targets.pymc.jax_functions import log_interval as log_interval_of
     from ppl_backends.targets.pymc.jax_functions import log_ndtr as log_ndtr_of
 
     @jax.custom_jvp
@@ -241,6 +283,7 @@ def register_jax(jax_funcify: Any) -> None:
     softplus.defjvp(lambda x, dx: (softplus(*x), jax.nn.sigmoid(*x) * dx[0]))
     jax_funcify.register(FastSoftplus, lambda op, **_: softplus)
     jax_funcify.register(LogNdtr, lambda op, **_: log_ndtr_of(jax))
+    jax_funcify.register(LogInterval, lambda op, **_: log_interval_of(jax))
     jax_funcify.register(Shift, lambda op, **_: lambda x: jax.lax.stop_gradient(x.max(axis=op.axis)))
 
 
@@ -261,6 +304,13 @@ def register_numba() -> None:
         return -0.5 * x * x - math.log(-x) - 0.5 * math.log(2 * math.pi) + math.log(series)
 
     @numba.njit(cache=False)
+    def log_interval_1(x, y):
+        if x > -y:
+            x, y = -y, -x
+        above = log_ndtr_1(x)
+        return above + math.log(-math.expm1(log_ndtr_1(y) - above))
+
+    @numba.njit(cache=False)
     def softplus_with_series(x):
         e = math.exp(-abs(x))
         series = e * (1.0 - e * (0.5 - e * (1.0 / 3.0 - e * (0.25 - e * 0.2))))  # to 2e-16 where it is used
@@ -268,6 +318,7 @@ def register_numba() -> None:
         return log1p + x if x > 0.0 else log1p
 
     _register_numba_scalar(LogNdtr, log_ndtr_1)
+    _register_numba_scalar(LogInterval, log_interval_1)
     _register_numba_scalar(FastSoftplus, softplus_with_series)
 
 
