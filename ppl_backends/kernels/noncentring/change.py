@@ -5,9 +5,9 @@ In a hierarchy the effects xⱼ have means and scales that depend on other coord
     xⱼ | u ~ N(hⱼ(u), τⱼ²),  log τⱼ = αⱼ + cⱼ'u + eⱼ'|u|,    and from the data a precision Pⱼ around dⱼ.
 
 No single step size fits the neck and the mouth of such a funnel. Given u the effect has precision sⱼ⁻² = τⱼ⁻² + Pⱼ, of
-which the prior has the share wⱼ = sⱼ²/τⱼ², and the mean mⱼ = (1 − wⱼ)dⱼ + wⱼhⱼ(u). The mean hⱼ = aⱼ + bⱼ'u + Σ
-qⱼᵢₗuᵢuₗ includes products of coordinates, because effects that are informed by data and standardised by a model lie on
-such a curve, and so does a banana. In zⱼ = (xⱼ − mⱼ)/sⱼ the effect is standard normal for any u. If w is near one
+which the prior has the share wⱼ = sⱼ²/τⱼ², and the mean mⱼ = (1 − wⱼ)dⱼ(u) + wⱼhⱼ(u). The means hⱼ = aⱼ + bⱼ'u + Σ
+qⱼᵢₗuᵢuₗ and dⱼ include products of coordinates, because effects that are informed by data and standardised by a model
+lie on such a curve, and so does a banana. In zⱼ = (xⱼ − mⱼ)/sⱼ the effect is standard normal for any u. If w is near one
 everywhere, this is the non-centred parametrisation. If the data determine everything, it changes nothing. Between them
 it is the partially non-centred parametrisation (Papaspiliopoulos, Roberts & Sköld 2007). The density of (u, z) is that
 of x times ∏ⱼ sⱼ.
@@ -47,11 +47,12 @@ def scales_of(log_tau: Array, log_precision: Array) -> Scales:
 
 
 class Given(NamedTuple):
-    """Standardised others u ``(n, n_others)``, and what they determine: the scales and h − a of the effects ``(n, k)``."""
+    """Standardised others u ``(n, n_others)``, and the scales, h − a and d − a of the effects ``(n, k)`` given them."""
 
     u: Array
     scales: Scales
     h: Array
+    d: Array
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class NonCentring:
         log P, −1000 where P is zero.
     products : ndarray of int (n_products, 2)
         Pairs (i, l) of coordinates of u.
-    mean : ndarray (2 + n_others + n_products, k)
-        a, d − a, b and q.
+    mean, of_data : ndarray (1 + n_others + n_products, k)
+        a, b and q, and the same of d − a.
     axes : ndarray (dim, dim), optional
         A, if coordinates are those of y = A⁻¹x.
     """
@@ -84,6 +85,7 @@ class NonCentring:
     log_precision: Array
     products: Index
     mean: Array
+    of_data: Array
     axes: Array | None = None
 
     @property
@@ -122,13 +124,12 @@ class NonCentring:
 
     def gradient(self, z: Array, gradient: Array, given: Any = None) -> Array:
         """Return the gradient of the log density of z, from that of x in x."""
-        u, scales, h = given or self.given(z)
+        u, scales, h, d = given or self.given(z)
         found = gradient.copy() if self.axes is None else gradient @ self.axes
         slope = found[:, self.effects]
         # d log s / d log τ = w,  dw / d log τ = −2w(1 − w)
-        shift = h - self.mean[1]
-        along = slope * (scales.s * z[:, self.effects] - 2.0 * (1.0 - scales.w) * shift) + 1.0
-        by_feature = (slope * scales.w) @ self.mean[2:].T
+        along = slope * (scales.s * z[:, self.effects] - 2.0 * (1.0 - scales.w) * (h - d)) + 1.0
+        by_feature = (slope * scales.w) @ self.mean[1:].T + (slope * (1.0 - scales.w)) @ self.of_data[1:].T
         by_scale, by_size = np.split((along * scales.w) @ self.log_scale[1:].T, 2, axis=1)
         by_u = by_feature[:, : u.shape[1]] + by_scale + by_size * size_slope(u)
         for (i, j), by_product in zip(self.products, by_feature[:, u.shape[1] :].T, strict=True):
@@ -153,17 +154,18 @@ class NonCentring:
         return gradient if self.axes is None else np.asarray(np.linalg.solve(self.axes.T, gradient.T).T)
 
     def _mean(self, given: Given) -> Array:
-        """Return m = a + (1 − w)(d − a) + w(h(u) − a)."""
+        """Return m = a + (1 − w)(d(u) − a) + w(h(u) − a)."""
         w = given.scales.w
-        mean: Array = self.mean[0] + (1.0 - w) * self.mean[1] + w * given.h
+        mean: Array = self.mean[0] + (1.0 - w) * given.d + w * given.h
         return mean
 
     def given(self, y: Array) -> Given:
         """Return the standardised others of points in either variables, and what they determine."""
         u: Array = (y[:, self.others] - self.centre) / self.spread
         log_tau = self.log_scale[0] + np.hstack([u, size(u)]) @ self.log_scale[1:]
-        h = features(u, self.products) @ self.mean[2:]
-        return Given(u, scales_of(log_tau, self.log_precision), h)
+        seen = features(u, self.products)
+        d = self.of_data[0] + seen @ self.of_data[1:]
+        return Given(u, scales_of(log_tau, self.log_precision), seen @ self.mean[1:], d)
 
 
 def size(u: Array) -> Array:

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_backends.kernels.noncentring.change import RANGE, NonCentring, Scales, features, scales_of, size
+from ppl_backends.kernels.noncentring.change import RANGE, NonCentring, features, scales_of, size
+from ppl_backends.kernels.noncentring.means import LARGEST_DESIGN, fit_means, weighted_gram
 from ppl_backends.kernels.noncentring.nested import AnyNonCentring, NestedNonCentring, means_among
 from ppl_backends.kernels.noncentring.roots import (
     CLEARLY,
@@ -31,7 +32,7 @@ from ppl_backends.kernels.noncentring.roots import (
     standardised,
     with_curves,
 )
-from ppl_backends.kernels.noncentring.sharpen import sharpened
+from ppl_backends.kernels.noncentring.sharpen import Fitted, sharpened
 from ppl_backends.targets.blocks import threads_worth_having
 from ppl_backends.targets.protocol import Array, Index
 
@@ -42,14 +43,11 @@ _NONLINEAR = 0.3  # nonlinear share from which a coordinate asks for a root: its
 _FOLLOWS = 0.1  # nonlinear share from which a coordinate is an effect of a root that others ask for
 _FEWEST_POINTS, _POINTS = 50, 1000
 _MOST_COORDINATES = 1000  # each is tested for the scales of all others
-_LARGEST_DESIGN = 20_000_000  # numbers, in the regressions of all means
 _MOST_LEVELS = 4
 _ROUNDS = 20  # of Fisher scoring
 _LARGEST = 10.0  # square of a slope, over the variance fitted, at which it is cut
 _LONGEST_STEP = 1.0
 _CONVERGED = 1e-3  # expected gain of one more round, in nats
-_RIDGE = 1e-8
-_LEAST_VARIED = 0.1  # standard deviation of log s from which an effect may follow s
 _NO_DATA = -1000.0  # log P where P is zero
 _CLEARLY_LIKELIER = 5.0  # nats
 
@@ -226,19 +224,20 @@ def _fit(
     # Without the noise of x, for a Gaussian density
     scales = scales_of(log_scale[0] + sized @ log_scale[1:], log_precision)
     centred = x[:, effects] + scales.s * np.clip(scales.s * gradient[:, effects], -LARGEST_SLOPE, LARGEST_SLOPE)
-    fitted = log_scale, log_precision, _fit_means(centred, u, products, scales, copies)
+    means = fit_means(centred, u, products, scales, log_scale, copies)
+    fitted = Fitted(log_scale, log_precision, *means)
     if sharp:
         regressors = np.column_stack([np.ones(len(x)), sized]), features(u, products)
         fitted = sharpened(x, gradient, effects, regressors, copies, fitted)
-    log_scale, log_precision, mean = fitted
-    return NonCentring(effects, others, centre, spread, log_scale, log_precision, products, mean, axes)
+    log_scale, log_precision, mean, of_data = fitted
+    return NonCentring(effects, others, centre, spread, log_scale, log_precision, products, mean, of_data, axes)
 
 
 def _products(roots: Index, n_others: int, size: int, n: int) -> Index:
     """Return pairs ``(n_pairs, 2)`` of a root and another coordinate of u; none if there are too many."""
     pairs = np.array([(i, j) for i in roots for j in range(n_others) if j not in roots or i <= j], int).reshape(-1, 2)
     columns = 2 + n_others + len(pairs)
-    return pairs if columns <= n // POINTS_A_REGRESSOR and columns * size <= _LARGEST_DESIGN else pairs[:0]
+    return pairs if columns <= n // POINTS_A_REGRESSOR and columns * size <= LARGEST_DESIGN else pairs[:0]
 
 
 class _Level(NamedTuple):
@@ -383,24 +382,10 @@ class _PrecisionFit(NamedTuple):
         """
         p = self.basis.shape[1]
         gram = np.empty((w.shape[1], p + 1, p + 1))
-        gram[:, :p, :p] = 4.0 * _weighted_gram(self.basis, w**2)
+        gram[:, :p, :p] = 4.0 * weighted_gram(self.basis, w**2)
         gram[:, p, :p] = gram[:, :p, p] = -2.0 * (w * (1.0 - w)).T @ self.basis
         gram[:, p, p] = ((1.0 - w) ** 2).sum(axis=0)
         return np.where(free.T[:, :, None] & free.T[:, None, :], gram, 0.0) + 1e-3 * np.eye(p + 1)
-
-
-def _weighted_gram(columns: Array, weights: Array) -> Array:
-    """Return the sums ``(k, p, p)`` of products of columns ``(n, p)``, with k sets of weights ``(n, k)``."""
-    p, k = columns.shape[1], weights.shape[1]
-    gram = np.empty((k, p, p))
-    if k < p:
-        for j in range(k):
-            gram[j] = (columns * weights[:, j : j + 1]).T @ columns
-        return gram
-    by_set = np.ascontiguousarray(weights.T)
-    for i in range(p):  # one product of matrices for all sets, several times as fast
-        gram[:, i, i:] = gram[:, i:, i] = by_set @ (columns[:, i:] * columns[:, i : i + 1])
-    return gram
 
 
 def _cut(step: Array) -> Array:
@@ -416,58 +401,3 @@ def _drawn_together(values: Array, errors: Array, known: Array) -> Array:
     apart = (weights * (values - mean) ** 2).sum(axis=1, keepdims=True)
     kept = np.maximum(0.0, 1.0 - (known.sum(axis=1, keepdims=True) - 1.0) / np.maximum(apart, 1e-300))
     return np.where(known, mean + kept * (values - mean), 0.0)
-
-
-def _fit_means(x: Array, u: Array, products: Index, scales: Scales, copies: float) -> Array:
-    """Return a, d − a, b and q by least squares of x on 1, 1 − w, wu and w times products of u, weighted by precisions.
-
-    Coefficients b and q that are not significant are zero. If nearly all precision is the prior's, d cannot be
-    estimated and stays near a. A skewed effect is on average a multiple of s away from m, and a curve m that follows s where
-    points are misses the neck. So s is a regressor too where Schwarz's criterion prefers it, and its multiple is left to z.
-    """
-    n, k = x.shape
-    u = features(u, products)
-    used = u[:, : 0 if 3 + u.shape[1] > n // POINTS_A_REGRESSOR else None]
-    w, precision = scales.w, scales.s**-2
-    edge = np.stack([np.ones_like(w), 1.0 - w, scales.s])  # the first columns; the others are w times those of u
-    columns = len(edge) + used.shape[1]
-    gram = np.empty((k, columns, columns))
-    gram[:, :3, :3] = np.einsum("ink,jnk,nk->kij", edge, edge, precision)
-    gram[:, :3, 3:] = ((precision * w * edge).transpose(2, 0, 1).reshape(-1, n) @ used).reshape(k, 3, -1)
-    gram[:, 3:, :3] = gram[:, :3, 3:].transpose(0, 2, 1)
-    gram[:, 3:, 3:] = _weighted_gram(used, precision * w**2)
-    gram[:, 1, 1] += 1.0 / np.maximum(4.0 * x.var(axis=0), 1e-300)  # d − a ~ N(0, 4 var x) by itself
-    size = np.sqrt(np.maximum(np.einsum("kpp->kp", gram), 1e-300))
-    scaled = gram / (size[:, :, None] * size[:, None, :]) + _RIDGE * np.eye(columns)
-    weighted = precision * x
-    right = np.vstack([(edge * weighted).sum(axis=1), used.T @ (w * weighted)]).T / size
-
-    def pruned(follows_s: bool) -> tuple[Array, Array]:
-        """Return coefficients ``(k, p)`` without those that are not significant, and the criterion ``(k,)``."""
-        kept = np.ones((k, columns), bool)
-        kept[:, 2] = follows_s & (scales.log_s.std(axis=0) > _LEAST_VARIED)
-        every, inverse = _solve(scaled, right, kept)
-        error = squares(every)[:, None] * np.einsum("kpp->kp", inverse)
-        kept[:, 3:] &= (every**2 >= CLEARLY**2 * copies * error)[:, 3:]
-        some, _ = _solve(scaled, right, kept)
-        return some, n / copies * np.log(squares(some)) + kept.sum(axis=1) * np.log(n / copies)
-
-    def squares(coefficients: Array) -> Array:
-        """Return the mean weighted square ``(k,)`` of what is not explained."""
-        by_edge, by_u = np.split((coefficients / size).T, [len(edge)])
-        left = x - np.einsum("ink,ik->nk", edge, by_edge) - w * (used @ by_u)
-        return np.asarray((precision * left**2).mean(axis=0))
-
-    (found, criterion), (following, other) = pruned(False), pruned(True)
-    more = other - criterion
-    # Effects are like each other, and a multiple of s does no harm where an effect has none
-    found = np.where((more + np.median(more) < 0.0)[:, None], following, found)
-    mean = np.zeros((2 + u.shape[1], k))
-    mean[: columns - 1] = np.delete(found / size, 2, axis=1).T
-    return mean
-
-
-def _solve(gram: Array, right: Array, kept: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Return the coefficients ``(k, p)`` of normal equations, zero unless ``kept``, and the inverses ``(k, p, p)``."""
-    inverse = np.linalg.inv(np.where(kept[:, :, None] & kept[:, None, :], gram, np.eye(gram.shape[1])))
-    return np.einsum("kpq,kq->kp", inverse, right * kept), inverse

@@ -40,6 +40,15 @@ _NEGLIGIBLE = 1e-6  # P, relative to the least τ⁻²
 _EXACT = 1e-20
 
 
+class Fitted(NamedTuple):
+    """α, c and e ``(1 + 2 n_others, k)``, log P ``(k,)``, and a, b and q ``(1 + n_features, k)`` of h and of d − a."""
+
+    log_scale: Array
+    log_precision: Array
+    mean: Array
+    of_data: Array
+
+
 class _Fit(NamedTuple):
     """A fit of k effects: α, c, e ``(p, k)``, a, b ``(1 + n_features, k)``, and P, Pd, a curve and r ``(4 + dim, k)``."""
 
@@ -70,14 +79,14 @@ def sharpened(
     effects: Index,
     regressors: tuple[Array, Array],
     copies: float,
-    found: tuple[Array, Array, Array],
-) -> tuple[Array, Array, Array]:
+    found: Fitted,
+) -> Fitted:
     """Return the fit, replaced for effects whose slopes are then explained clearly better.
 
-    The fit ``found`` is α, c and e ``(1 + 2 n_others, k)``, log P and the mean. ``regressors`` are those of log τ
-    ``(n, 1 + 2 n_others)`` and of the mean, at points x ``(n, dim)``.
+    ``regressors`` are those of log τ ``(n, 1 + 2 n_others)`` and of the means, at points x ``(n, dim)``. The sharpened d is
+    constant.
     """
-    log_scale, log_precision, mean = found
+    log_scale, log_precision, mean, of_data = found
     used = np.flatnonzero(log_scale.any(axis=1))
     p, n = len(used) + 5 + regressors[1].shape[1], min(len(x), _POINTS)
     others = _affordable(n, p + x.shape[1], len(effects))
@@ -87,8 +96,8 @@ def sharpened(
     x, slope, basis = x[rows], gradient[rows][:, effects], regressors[0][rows][:, used]
     centre = mean[0]
     precision = np.exp(log_precision)
-    known = np.vstack([precision, precision * mean[1], np.zeros((2 + others * x.shape[1], len(effects)))])
-    start = _Fit(log_scale[used], np.vstack([np.zeros_like(centre), mean[2:]]), known)
+    known = np.vstack([precision, precision * of_data[0], np.zeros((2 + others * x.shape[1], len(effects)))])
+    start = _Fit(log_scale[used], np.vstack([np.zeros_like(centre), mean[1:]]), known)
     scales = scales_of(basis @ start.log_scale, log_precision)
     data = _Slopes(
         x[:, effects] - centre,
@@ -100,7 +109,8 @@ def sharpened(
         _of_data(x, effects, centre, others),
     )
     fit = _without_negative(data, _fit(data, start))
-    before, after = _unexplained(data, start), _unexplained(data, fit)
+    varying = precision * (regressors[1][rows] @ of_data[1:])
+    before, after = _unexplained(data._replace(slope=slope - varying), start), _unexplained(data, fit)
     less_likely = _log_likelihood(data, start) - _log_likelihood(data, fit)
     nearly_all = after < np.minimum(_LARGEST_LEFT, _CLEARLY_LESS * before)
     better = nearly_all & (before > _EXPLAINED) & (less_likely < _AS_LIKELY * copies)
@@ -108,8 +118,14 @@ def sharpened(
     scale[used] = np.where(better, fit.log_scale, start.log_scale)
     precision = fit.data[0]
     from_data = np.where(precision > 0, fit.data[1] / np.where(precision > 0, precision, 1.0), fit.mean[0])
-    fitted = np.vstack([centre + fit.mean[0], from_data - fit.mean[0], fit.mean[1:]])
-    return scale, np.where(better, _log(precision), log_precision), np.where(better, fitted, mean)
+    constant = np.zeros_like(of_data)
+    constant[0] = from_data - fit.mean[0]
+    return Fitted(
+        scale,
+        np.where(better, _log(precision), log_precision),
+        np.where(better, np.vstack([centre + fit.mean[0], fit.mean[1:]]), mean),
+        np.where(better, constant, of_data),
+    )
 
 
 def _affordable(n: int, p: int, k: int) -> bool:
