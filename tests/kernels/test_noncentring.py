@@ -315,6 +315,51 @@ def test_skewed_effects_are_centred_in_a_neck_that_no_point_has_reached(seed):
     assert np.all(z.std(axis=0) < 2.0 * np.pi / 6**0.5)
 
 
+FIRST = np.array([0.8, -1.0, 0.6, 1.1, -0.8, -0.3, -0.2, 0.4])
+SECOND = np.array([1.2, -0.4, 0.3, 1.6, -1.5, 0.6, -0.8, 0.1])
+ROOT_MEANS, ROOT_SDS = np.array([-0.5, -0.3, -1.5]), np.array([0.4, 0.1, 1.0])
+
+
+def observed_twice(roots):
+    """Return precision and mean of effects N(0, 1), given N(lam effect, s²) for two s; log lam and log s are the roots."""
+    w = np.exp(2 * (roots[:, :1] - roots[:, 1:]))
+    precision, parts = 1 + w.sum(axis=1), w[:, None] * np.stack([FIRST, SECOND], axis=1) * np.exp(-roots[:, :1, None])
+    return w, precision[:, None], parts / precision[:, None, None]
+
+
+def draw_observed_twice(n, rng):
+    roots = ROOT_MEANS + ROOT_SDS * rng.standard_normal((n, 3))
+    _, precision, parts = observed_twice(roots)
+    return np.hstack([roots, parts.sum(axis=2) + rng.standard_normal((n, len(FIRST))) / precision**0.5])
+
+
+def slope_observed_twice(x):
+    """Return the gradient of Gaussian roots and of the effects given them."""
+    roots = x[:, :3]
+    w, precision, parts = observed_twice(roots)
+    mean = parts.sum(axis=2)
+    away = x[:, 3:] - mean
+    by_root = np.hstack([2 * (precision - 1), -2 * w])  # of the precision
+    of_mean = (
+        np.stack([mean, *(-2 * parts).transpose(2, 0, 1)], axis=2) - (mean / precision)[:, :, None] * by_root[:, None]
+    )
+    left = 0.5 * (len(FIRST) / precision - (away**2).sum(axis=1, keepdims=True)) * by_root
+    left += precision * np.einsum("nk,nkj->nj", away, of_mean)
+    return np.hstack([left - (roots - ROOT_MEANS) / ROOT_SDS**2, -precision * away])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_effects_that_further_data_of_unknown_scale_inform_are_centred_in_a_neck_that_no_point_has_reached(seed):
+    """The median of |z|, 0.67 for a standard normal, was 4 to 9: the mean followed the neck's root."""
+    rng = np.random.default_rng(seed)
+    x = draw_observed_twice(3000, rng)
+    x = x[x[:, 2] > -2.2][:1500]
+    change = find_noncentring(x, slope_observed_twice(x))
+    deep = draw_observed_twice(40_000, rng)
+    deep = deep[(deep[:, 2] < -4) & (deep[:, 2] > -5)]
+    assert np.median(np.abs(change.to_z(deep)[:, change.effects])) < 2.0
+
+
 def nested(x):
     """Return the gradient for the log scales t, u ~ N(0, 1), schools N(0, exp(2t)) and classes N(school, exp(2u))."""
     t, u, means, classes = x[:, 0], x[:, 1], x[:, 2 : 2 + SCHOOLS], x[:, 2 + SCHOOLS :].reshape(len(x), SCHOOLS, -1)
