@@ -216,11 +216,11 @@ def test_a_chain_without_the_change_of_variables_of_the_others_is_no_reason():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ppl_backends.errors.PPLBackendsWarning")
-def test_a_neck_of_a_factor_model_that_particles_hardly_enter_is_not_trusted():
+def test_the_neck_of_a_factor_model_is_reached():
     """One error scale tends to zero where the factor explains its item exactly.
 
     Log evidences were 0.05 to 0.07 too low, by 4 to 8 standard errors, the sd of the log scale a third too small, and all of
-    it trusted. The exact value is from importance sampling with the factor integrated out.
+    it trusted. The evidence is from importance sampling with the factor integrated out, the sd of 0.88 from NUTS.
     """
     rng = np.random.default_rng(31)
     factor = rng.normal(size=10)
@@ -228,7 +228,7 @@ def test_a_neck_of_a_factor_model_that_particles_hardly_enter_is_not_trusted():
     with pm.Model() as model:
         loading, score = pm.HalfNormal("loading", 1, shape=1), pm.Normal("score", 0, 1, shape=10)
         pm.Normal("y", score[:, None] * loading, pm.HalfNormal("error", 1, shape=4), observed=items)
-    for seed in (1, 6):  # second runs of the first move no particle, and those of the other rarely diverge
-        attrs = group(pb.sample_smc(model, draws=1000, random_seed=seed, progressbar=False), "posterior").attrs
-        assert attrs["log_evidence_trusted"] == 0
-        assert abs(attrs["log_evidence"] + 46.274) < 4 * attrs["log_evidence_se"]
+    for seed in (1, 2):
+        found = group(pb.sample_smc(model, draws=1000, random_seed=seed, progressbar=False), "posterior")
+        assert abs(found.attrs["log_evidence"] + 46.274) < 4 * found.attrs["log_evidence_se"] < 0.1
+        assert 0.72 < float(np.log(found["error"][..., 3]).std()) < 1.0
