@@ -8,7 +8,7 @@ others, be Rₖ. Then
     Z = Σₖ Zₖ,   Zₖ = ∫_{Rₖ} γ,   sₖ = Zₖ / Z,
 
 and a bridge from the particles in Rₖ gives Zₖ whatever their number is. Particles are resampled within each run
-so that every mode has its share sₖ.
+so that every mode has its share sₖ. If few lineages are in a mode, particles can be spread over the modes and moved before.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from scipy.special import logsumexp
 
 from ppl_backends.numerics.gaps import modes_along_axes
 from ppl_backends.numerics.gaussian import Gaussian, suffice_for_covariance
+from ppl_backends.numerics.population import concatenate
 from ppl_backends.numerics.weights import systematic_resampling
 from ppl_backends.smc.bridge_sampling import Sample, bridge_evidence
 from ppl_backends.smc.evidence import Columns, EvidenceEstimate, variance_of_means
+from ppl_backends.smc.records import SMCResult
 from ppl_backends.targets.protocol import Array, Index
 
 _SMALLEST_SHARE = 0.02  # of the particles of all runs in a mode; a smaller one stays in the region of another
+_SMALLEST_SPREAD = 0.005  # and of one to which particles are spread
 _FEWEST, _LEAST = 50, 10  # particles of a run in a mode for a bridge, and those that can be resampled
 _PRECISE = 0.05  # largest standard error of the log evidence
 _PRECISE_SHARE = 0.018  # and of a share; that of two equal modes whose log evidences have a standard error of 0.05
@@ -108,6 +111,31 @@ def evidences_by_mode(
             return None
         estimates.append(estimate)
     return _sum_of(estimates, labels)
+
+
+def spread_over_modes(runs: Sequence[SMCResult], rng: np.random.Generator) -> list[SMCResult] | None:
+    """Return runs that have many particles in every mode, also in those that are small or that other runs have found.
+
+    The particles do not represent the posterior until they are resampled by evidences of the modes. None for a single mode.
+    """
+    n, population = len(runs[0].x), concatenate([run.population for run in runs])
+    labels = modes_along_axes(population.x, _SMALLEST_SPREAD)
+    if not labels.any():
+        return None
+    shares = np.bincount(labels) / len(labels)
+    wanted = np.maximum(shares, 0.5 / len(shares))
+    spread = []
+    for k, run in enumerate(runs):
+        weights = np.zeros(len(labels))
+        own = np.arange(len(labels)) // n == k
+        for mode, share in enumerate(wanted / wanted.sum()):
+            there = labels == mode
+            from_own = np.count_nonzero(there & own) >= _FEWEST
+            rows = there & own if from_own else there
+            weights[rows] = share / np.count_nonzero(rows)
+        chosen = np.sort(systematic_resampling(weights, n, rng))
+        spread.append(replace(run, population=population.take(chosen), lineage=run.lineage.resampled(chosen % n)))
+    return spread
 
 
 def _sum_of(estimates: Sequence[EvidenceEstimate], labels: Sequence[Index]) -> ModeEvidences | None:

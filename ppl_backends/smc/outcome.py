@@ -20,9 +20,10 @@ from ppl_backends.importance.tails import with_tails
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.smc.bridge_sampling import Sample, affordable_batches, bridge_evidence
-from ppl_backends.smc.by_mode import ModeEvidences, evidences_by_mode
+from ppl_backends.smc.by_mode import ModeEvidences, evidences_by_mode, spread_over_modes
 from ppl_backends.smc.chains import TEMPERING, run_chains
 from ppl_backends.smc.checkpoint import Checkpoint
+from ppl_backends.smc.evidence import EvidenceEstimate
 from ppl_backends.smc.health import (
     Figures,
     Verdict,
@@ -54,6 +55,23 @@ from ppl_backends.smc.straightened import (
 from ppl_backends.targets.protocol import Array, Index
 
 
+class Bridged(NamedTuple):
+    """Figures of runs, the evidence of bridges from their last particles or None, and shares of modes if it is by mode."""
+
+    figures: Figures
+    evidence: EvidenceEstimate | None
+    shares: Array | None
+
+
+class Finished(NamedTuple):
+    """Figures of all chains and their settings, a text about unfinished ones, and bridges if they were needed on the way."""
+
+    figures: Figures
+    settings: Settings
+    unfinished: str
+    bridged: Bridged | None = None
+
+
 class Call(NamedTuple):
     """Arguments that all chains of a call share."""
 
@@ -70,7 +88,7 @@ class Call(NamedTuple):
         again: Sequence[np.random.Generator],
         others: Sequence[np.random.Generator],
         checkpoint: Checkpoint | None,
-    ) -> tuple[Call, tuple[Figures, Settings, str]]:
+    ) -> tuple[Call, Finished]:
         """Run all chains; if trajectories do not mix because the log density jumps, run ``others`` with the mixed kernel.
 
         Without generators of ``others``, jumps are not looked for. Return the call that was made, too.
@@ -87,42 +105,52 @@ class Call(NamedTuple):
         generators: Sequence[np.random.Generator],
         again: Sequence[np.random.Generator],
         checkpoint: Checkpoint | None,
-    ) -> tuple[Figures, Settings, str]:
-        """Run all chains.
+    ) -> Finished:
+        """Run all chains, and once more with finer steps if the first run was too coarse and there are generators.
 
-        If the first run was too coarse and there are generators, run all chains once more with finer steps, unless the
-        ladder was fine and more moves of the last particles are enough.
+        After a run whose ladder was fine, more moves of the last particles may be enough.
         """
         found, interrupted = self._run(settings, generators, checkpoint)
         runs, unfinished = split_finished(found, len(generators), interrupted)
-        figures, finer = figures_of(runs), settings.finer()
-        if not again or unfinished or not is_too_coarse(figures):
-            return figures, settings, unfinished
+        done, finer = Finished(figures_of(runs), settings, unfinished), settings.finer()
+        if not again or unfinished:
+            return done
+        (rng,) = again[0].spawn(1)
         try:
-            if not shows_coarse_ladder(figures):
-                moved = figures_of(self._moved_again(runs, finer))
-                if not is_too_coarse(self._bridged(moved, finer, again[0].spawn(1)[0])[0]):
-                    return moved, settings, unfinished
+            done = self._moved_again_if_coarse(done, finer, rng)
+            if done.bridged is not None or not is_too_coarse(done.figures):
+                return done
             runs, interrupted = self._run(finer, again, None)
-        except KeyboardInterrupt:  # the first runs are kept
-            return figures, settings, unfinished
-        if interrupted or not all(run.complete for run in runs):
-            return figures, settings, unfinished
-        return figures_of(runs), finer, unfinished
+            if interrupted or not all(run.complete for run in runs):
+                return done
+            return self._moved_again_if_coarse(Finished(figures_of(runs), finer, unfinished), finer, rng)
+        except KeyboardInterrupt:  # the earlier runs are kept
+            return done
+
+    def _moved_again_if_coarse(self, done: Finished, settings: Settings, rng: np.random.Generator) -> Finished:
+        """Return runs that are too coarse, but on a fine ladder, with further moves of particles in all modes.
+
+        They are kept as they were if these moves are not enough.
+        """
+        figures = done.figures
+        moved_at_last = all(run.stages[-1].moves is not None for run in figures.runs)
+        if not moved_at_last or not is_too_coarse(figures) or shows_coarse_ladder(figures):
+            return done
+        make = partial(move_again, self.path, self.kernel, self.draws, **settings._asdict())
+        spread = spread_over_modes(figures.runs, rng)
+        moved, interrupted = self._run_chains([partial(make, run) for run in spread or figures.runs], None)
+        if interrupted:
+            return done
+        bridged = self._bridged(figures_of(moved), settings, rng)
+        if is_too_coarse(bridged.figures) or (spread is not None and bridged.shares is None):
+            return done
+        return done._replace(figures=bridged.figures, bridged=bridged)
 
     def _run(
         self, settings: Settings, generators: Sequence[np.random.Generator], checkpoint: Checkpoint | None
     ) -> tuple[list[SMCResult], bool]:
         make = partial(run_tempering, self.path, self.kernel, self.draws, **settings._asdict())
         return self._run_chains([partial(make, rng) for rng in generators], checkpoint)
-
-    def _moved_again(self, runs: Sequence[SMCResult], settings: Settings) -> list[SMCResult]:
-        """Return the runs with further moves at β = 1."""
-        make = partial(move_again, self.path, self.kernel, self.draws, **settings._asdict())
-        moved, interrupted = self._run_chains([partial(make, run) for run in runs], None)
-        if interrupted:
-            raise KeyboardInterrupt
-        return moved
 
     def _run_chains(
         self, chains: Sequence[Callable[..., SMCResult]], checkpoint: Checkpoint | None
@@ -133,8 +161,7 @@ class Call(NamedTuple):
 
     def judge(
         self,
-        figures: Figures,
-        settings: Settings,
+        done: Finished,
         bridge_rng: np.random.Generator,
         check_rng: np.random.Generator,
         *,
@@ -144,12 +171,14 @@ class Call(NamedTuple):
 
         ``earlier`` is the effect of shorter steps on the runs that the path is from.
         """
-        path = self.path
+        path, settings = self.path, done.settings
         moved_along = path.for_moves(self.kernel.uses_gradient, settings.metric)
-        figures = figures._replace(evidence=with_prior_error(figures.evidence, path))
+        figures = done.figures._replace(evidence=with_prior_error(done.figures.evidence, path))
         bridge, shares, stopped = None, None, []
         try:
-            figures, bridge, shares = self._bridged(figures, settings, bridge_rng)
+            bridged = done.bridged or self._bridged(figures, settings, bridge_rng)
+            bridge, shares = bridged.evidence, bridged.shares
+            figures = bridged.figures._replace(evidence=figures.evidence)
             short_steps = try_short_steps(moved_along, self.kernel, figures, check_rng, earlier)
             figures = figures._replace(short_steps=short_steps)
             figures = figures._replace(lost=self._lost_mode(figures, settings, check_rng))
@@ -173,17 +202,18 @@ class Call(NamedTuple):
         attrs |= {} if shares is None else {"mode_shares": shares}
         return Outcome(self, figures, with_start(verdict, path, check_rng), attrs, settings)
 
-    def _bridged(self, figures: Figures, settings: Settings, rng: np.random.Generator) -> tuple[Figures, Any, Any]:
-        """Return the figures, the bridge's evidence or None, and the shares of separated modes if it bridges by mode."""
+    def _bridged(self, figures: Figures, settings: Settings, rng: np.random.Generator) -> Bridged:
+        """Return the bridges from the last particles, with figures of runs in which separated modes have their shares."""
         samples = last_particles(self.path, figures.runs)
         batches = affordable_batches(self._evaluations(figures) / len(figures.runs))
         found = None if settings.unbiased else _by_mode(self.path, samples, figures, rng, batches)
         if found is None:
-            return figures, bridge_evidence(samples, self.path.log_density, rng, batches) if samples else None, None
+            whole = bridge_evidence(samples, self.path.log_density, rng, batches) if samples else None
+            return Bridged(figures, whole, None)
         parents = [found.resampled(k, rng) for k in range(len(figures.runs))]
         resampled = [_resampled(run, chosen) for run, chosen in zip(figures.runs, parents, strict=True)]
         variance = found.take(parents).variance_of_means
-        return figures_of(resampled, figures.evidence, variance), found.evidence, found.shares
+        return Bridged(figures_of(resampled, figures.evidence, variance), found.evidence, found.shares)
 
     def _evaluations(self, figures: Figures) -> float:
         """Return the number of evaluations that all moves made."""
@@ -270,12 +300,12 @@ class Outcome(NamedTuple):
             if path is None:
                 return self
             call = self.call._replace(path=path)
-            figures, made, unfinished = call.run_all(settings, generators[0], generators[1], None)
+            done = call.run_all(settings, generators[0], generators[1], None)
         except KeyboardInterrupt:  # the earlier runs are kept
             return self
-        if unfinished:
+        if done.unfinished:
             return self
-        return call.judge(figures, made, *of_judge, earlier=self.figures.short_steps)
+        return call.judge(done, *of_judge, earlier=self.figures.short_steps)
 
     def path_from_all_modes(self) -> BridgePath:
         """Return the path from Gaussians at the modes of the draws and at the lost one."""

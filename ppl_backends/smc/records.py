@@ -35,6 +35,13 @@ class Stage:
     seconds: float
     n_distinct: int = 0
 
+    def moved_again(self, later: Stage) -> Stage:
+        """Return the figures of this stage with the moves of a ``later`` one at the same temperature."""
+        assert self.moves is not None
+        assert later.moves is not None
+        moves = replace(later.moves, gradients=self.moves.gradients + later.moves.gradients)
+        return replace(later, moves=moves, ess=self.ess, mean=self.mean, sd=self.sd)
+
 
 def stage_figures(step: Step) -> Stage:
     """Return the figures of a stage."""

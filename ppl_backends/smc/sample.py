@@ -222,8 +222,8 @@ def sample_smc(
     again, *others = [generators[k * chains + 4 : (k + 1) * chains + 4] for k in range(1, 6)] if may_run_again else [[]]
     across = generators[-chains:] if may_run_again and kernel == "auto" and chosen.uses_gradient else []
     begun = saved.begin(path) if saved else None
-    call, (figures, made, unfinished) = call.run_across_jumps(settings, generators[:chains], again, across, begun)
-    done = call.judge(figures, made, *of_judge)
+    call, finished = call.run_across_jumps(settings, generators[:chains], again, across, begun)
+    done, unfinished = call.judge(finished, *of_judge), finished.unfinished
     if unfinished:
         done = done.distrusted(reasons_of_lone_chain(done.figures.runs, chains))
     else:

@@ -118,12 +118,13 @@ def move_again(
     store: ChainStore | None = None,
     **settings: Any,
 ) -> SMCResult:
-    """Return a finished run with one more stage at β = 1, whose moves are those of other ``settings``."""
+    """Return a finished run whose last stage has further moves, those of other ``settings``."""
     how = Settings(**settings)
     path = path.for_moves(kernel.uses_gradient, how.metric)
     parts, watch = _parts(run, path, kernel, n, how), Watcher(how.max_time, report, store)
     done, ended = run_smc(replace(run, stage=None), path, parts, watch)
-    return SMCResult.of(done, ended)
+    stages = run.stages if ended else (*run.stages[:-1], run.stages[-1].moved_again(done.stages[-1]))
+    return SMCResult.of(replace(done, stages=stages, records=run.records), ended)
 
 
 def _begin(
