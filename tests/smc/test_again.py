@@ -1,5 +1,7 @@
 """Second runs with finer steps, and modes that the first run lost."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ import ppl_backends as pb
 from ppl_backends.errors import PPLBackendsWarning
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.results.inference_data import group
+from ppl_backends.smc.by_mode import spread_over_modes
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import Settings, move_again, run_tempering
 from ppl_backends.targets.function import FunctionTarget
@@ -44,9 +47,9 @@ def late_mode(dim=10):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ppl_backends.errors.PPLBackendsWarning")
-@pytest.mark.parametrize(("seed", "again"), [(0, 0), (1, 1)])
+@pytest.mark.parametrize(("seed", "again"), [(0, 0), (1, 1), (11, 0)])
 def test_shares_of_modes_that_few_particles_decided_are_right(seed, again):
-    """The shares of the first mode are 0.4 to 0.6 in the first runs with seed 0; one of those with seed 1 has lost a mode."""
+    """The shares of the first mode are 0.4 to 0.6 in the first runs with seed 0; one of those of the others has lost a mode."""
     posterior = group(pb.sample_smc(late_mode(), random_seed=seed, progressbar=False), "posterior")
     attrs = posterior.attrs
     assert attrs["run_again"] == again
@@ -54,6 +57,26 @@ def test_shares_of_modes_that_few_particles_decided_are_right(seed, again):
     assert abs(share - 0.3) < 0.1  # five standard errors if twenty independent particles of a thousand decide
     assert abs(attrs["log_evidence"]) < t_bound(attrs["log_evidence_df"]) * attrs["log_evidence_se"]
     assert attrs["log_evidence_se"] < 0.1
+
+
+def test_particles_are_spread_over_modes_that_any_run_has_found():
+    known, n = bimodal(), 1000
+    rngs = np.random.default_rng(1).spawn(2)
+    runs = [run_tempering(PriorPath(known.target), make_kernel("hmc"), n, rng, **Settings()._asdict()) for rng in rngs]
+    right = runs[0].x[:, 0] > 0
+    assert 0.2 < right.mean() < 0.8
+    one_sided = replace(runs[0], population=runs[0].population.take(np.resize(np.flatnonzero(right), n)))
+    spread = spread_over_modes([one_sided, runs[1]], np.random.default_rng(2))
+    for before, after in zip((one_sided, runs[1]), spread, strict=True):
+        assert 0.24 < (after.x[:, 0] > 0).mean() < 0.76
+        np.testing.assert_allclose(known.target.evaluate(after.x).log_density, after.log_density)
+        assert np.isin(after.x[after.x[:, 0] > 0, 0], before.x[:, 0]).all()  # of the same run where it has enough
+
+
+def test_particles_in_one_mode_are_not_spread():
+    rng, target = np.random.default_rng(1), conjugate_gaussian(3).target
+    run = run_tempering(PriorPath(target), make_kernel("hmc"), 1000, rng, **Settings()._asdict())
+    assert spread_over_modes([run, run], rng) is None
 
 
 def test_a_finished_run_is_moved_again():
