@@ -113,37 +113,33 @@ class Call(NamedTuple):
         found, interrupted = self._run(settings, generators, checkpoint)
         runs, unfinished = split_finished(found, len(generators), interrupted)
         done, finer = Finished(figures_of(runs), settings, unfinished), settings.finer()
-        if not again or unfinished:
+        if not again or unfinished or not is_too_coarse(done.figures):
             return done
         (rng,) = again[0].spawn(1)
         try:
-            done = self._moved_again_if_coarse(done, finer, rng)
-            if done.bridged is not None or not is_too_coarse(done.figures):
-                return done
+            if (moved := self._moved_again(done, finer, rng)) is not None:
+                return moved
             runs, interrupted = self._run(finer, again, None)
             if interrupted or not all(run.complete for run in runs):
                 return done
-            return self._moved_again_if_coarse(Finished(figures_of(runs), finer, unfinished), finer, rng)
+            done = Finished(figures_of(runs), finer, unfinished)
+            return (self._moved_again(done, finer, rng) or done) if is_too_coarse(done.figures) else done
         except KeyboardInterrupt:  # the earlier runs are kept
             return done
 
-    def _moved_again_if_coarse(self, done: Finished, settings: Settings, rng: np.random.Generator) -> Finished:
-        """Return runs that are too coarse, but on a fine ladder, with further moves of particles in all modes.
-
-        They are kept as they were if these moves are not enough.
-        """
+    def _moved_again(self, done: Finished, settings: Settings, rng: np.random.Generator) -> Finished | None:
+        """Return runs on a fine ladder with further moves of particles in all modes; None if this is not enough."""
         figures = done.figures
-        moved_at_last = all(run.stages[-1].moves is not None for run in figures.runs)
-        if not moved_at_last or not is_too_coarse(figures) or shows_coarse_ladder(figures):
-            return done
+        if shows_coarse_ladder(figures) or any(run.stages[-1].moves is None for run in figures.runs):
+            return None
         make = partial(move_again, self.path, self.kernel, self.draws, **settings._asdict())
         spread = spread_over_modes(figures.runs, rng)
         moved, interrupted = self._run_chains([partial(make, run) for run in spread or figures.runs], None)
         if interrupted:
-            return done
+            raise KeyboardInterrupt
         bridged = self._bridged(figures_of(moved), settings, rng)
         if is_too_coarse(bridged.figures) or (spread is not None and bridged.shares is None):
-            return done
+            return None
         return done._replace(figures=bridged.figures, bridged=bridged)
 
     def _run(

@@ -49,7 +49,7 @@ def late_mode(dim=10):
 @pytest.mark.filterwarnings("ignore::ppl_backends.errors.PPLBackendsWarning")
 @pytest.mark.parametrize(("seed", "again"), [(0, 0), (1, 1), (11, 0)])
 def test_shares_of_modes_that_few_particles_decided_are_right(seed, again):
-    """The shares of the first mode are 0.4 to 0.6 in the first runs with seed 0; one of those of the others has lost a mode."""
+    """The share of the first mode is 0.4 to 0.6 in the first runs with seed 0; one of the others has lost a mode."""
     posterior = group(pb.sample_smc(late_mode(), random_seed=seed, progressbar=False), "posterior")
     attrs = posterior.attrs
     assert attrs["run_again"] == again
