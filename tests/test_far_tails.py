@@ -126,6 +126,7 @@ def test_smc_warns_of_a_concentration_without_a_mean(seed):
     assert idata["posterior"].attrs["log_evidence_trusted"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", [pb.fit_vi, pb.fit_ep, pb.fit_inla])
 def test_draws_of_fits_warn_of_a_concentration_without_a_mean(fit):
     known = Concentration()
@@ -137,6 +138,13 @@ def test_draws_of_fits_warn_of_a_concentration_without_a_mean(fit):
         found = fit(model)
     with pytest.warns(SamplerWarning, match="a tail of `k` has Pareto k 1.0"):
         found.to_inference_data(draws=2000, random_seed=1)
+
+
+def test_draws_of_a_laplace_fit_warn_of_a_half_cauchy_scale():
+    with pytest.warns(ApproximationWarning, match="the Gaussian there is not the posterior"):
+        fit = pb.fit_laplace(Scale(stats.halfcauchy.logpdf))
+    with pytest.warns(SamplerWarning, match=r"a tail of `scale\[0\]` has Pareto k 1.0"):
+        fit.to_inference_data(draws=4000, random_seed=1)
 
 
 def test_no_warning_of_a_normal_posterior():
