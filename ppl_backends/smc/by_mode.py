@@ -30,6 +30,7 @@ from ppl_backends.targets.protocol import Array, Index
 
 _SMALLEST_SHARE = 0.02  # of the particles of all runs in a mode; a smaller one stays in the region of another
 _SMALLEST_SPREAD = 0.005  # and of one to which particles are spread
+_BY_CHANCE = 3.0  # lineages expected in a mode, below which a run may have none
 _FEWEST, _LEAST = 50, 10  # particles of a run in a mode for a bridge, and those that can be resampled
 _PRECISE = 0.05  # largest standard error of the log evidence
 _PRECISE_SHARE = 0.018  # and of a share; that of two equal modes whose log evidences have a standard error of 0.05
@@ -111,6 +112,20 @@ def evidences_by_mode(
             return None
         estimates.append(estimate)
     return _sum_of(estimates, labels)
+
+
+def runs_lack_a_mode(runs: Sequence[SMCResult]) -> bool:
+    """Return whether several runs have lost a mode that others found, or one did that has too many lineages in others.
+
+    If runs lose modes at random, all of them may have lost another one.
+    """
+    labels = modes_along_axes(np.concatenate([run.x for run in runs]), _SMALLEST_SPREAD)
+    if not labels.any():
+        return False
+    held = np.stack([np.bincount(own, minlength=labels.max() + 1) for own in np.split(labels, len(runs))])
+    lineages = np.array([run.stages[-1].n_lineages for run in runs])
+    lost = (held == 0) & (held.sum(axis=0) / held.sum() * lineages[:, None] > _BY_CHANCE)
+    return bool(lost.any() or np.count_nonzero(held, axis=0).min() < max(2, len(runs) - 1))
 
 
 def spread_over_modes(runs: Sequence[SMCResult], rng: np.random.Generator) -> list[SMCResult] | None:
