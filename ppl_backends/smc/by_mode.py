@@ -114,12 +114,16 @@ def evidences_by_mode(
     return _sum_of(estimates, labels)
 
 
-def runs_lack_a_mode(runs: Sequence[SMCResult]) -> bool:
+def modes_of_runs(runs: Sequence[SMCResult]) -> Index:
+    """Return the mode ``(runs · n,)`` of every particle of all runs, also of small modes; all zero for a single one."""
+    return modes_along_axes(np.concatenate([run.x for run in runs]), _SMALLEST_SPREAD)
+
+
+def runs_lack_a_mode(runs: Sequence[SMCResult], labels: Index) -> bool:
     """Return whether several runs have lost a mode that others found, or one did that has too many lineages in others.
 
-    If runs lose modes at random, all of them may have lost another one.
+    If runs lose modes at random, all of them may have lost another one. ``labels`` are the modes of their particles.
     """
-    labels = modes_along_axes(np.concatenate([run.x for run in runs]), _SMALLEST_SPREAD)
     if not labels.any():
         return False
     held = np.stack([np.bincount(own, minlength=labels.max() + 1) for own in np.split(labels, len(runs))])
@@ -128,15 +132,13 @@ def runs_lack_a_mode(runs: Sequence[SMCResult]) -> bool:
     return bool(lost.any() or np.count_nonzero(held, axis=0).min() < max(2, len(runs) - 1))
 
 
-def spread_over_modes(runs: Sequence[SMCResult], rng: np.random.Generator) -> list[SMCResult] | None:
+def spread_over_modes(runs: Sequence[SMCResult], labels: Index, rng: np.random.Generator) -> list[SMCResult]:
     """Return runs that have many particles in every mode, also in those that are small or that other runs have found.
 
-    The particles do not represent the posterior until they are resampled by evidences of the modes. None for a single mode.
+    The particles do not represent the posterior until they are resampled by evidences of the modes. ``labels`` are the
+    modes of all particles.
     """
     n, population = len(runs[0].x), concatenate([run.population for run in runs])
-    labels = modes_along_axes(population.x, _SMALLEST_SPREAD)
-    if not labels.any():
-        return None
     shares = np.bincount(labels) / len(labels)
     wanted = np.maximum(shares, 0.5 / len(shares))
     spread = []

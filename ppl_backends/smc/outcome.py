@@ -20,7 +20,13 @@ from ppl_backends.importance.tails import with_tails
 from ppl_backends.kernels.protocol import Kernel
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.smc.bridge_sampling import Sample, affordable_batches, bridge_evidence
-from ppl_backends.smc.by_mode import ModeEvidences, evidences_by_mode, runs_lack_a_mode, spread_over_modes
+from ppl_backends.smc.by_mode import (
+    ModeEvidences,
+    evidences_by_mode,
+    modes_of_runs,
+    runs_lack_a_mode,
+    spread_over_modes,
+)
 from ppl_backends.smc.chains import TEMPERING, run_chains
 from ppl_backends.smc.checkpoint import Checkpoint
 from ppl_backends.smc.evidence import EvidenceEstimate
@@ -129,17 +135,20 @@ class Call(NamedTuple):
 
     def _moved_again(self, done: Finished, settings: Settings, rng: np.random.Generator) -> Finished | None:
         """Return runs on a fine ladder with further moves of particles in all modes; None if this is not enough."""
-        figures = done.figures
-        moved_at_last = all(run.stages[-1].moves is not None for run in figures.runs)
-        if shows_coarse_ladder(figures) or not moved_at_last or runs_lack_a_mode(figures.runs):
+        runs = done.figures.runs
+        if shows_coarse_ladder(done.figures) or any(run.stages[-1].moves is None for run in runs):
             return None
+        labels = modes_of_runs(runs)
+        if runs_lack_a_mode(runs, labels):
+            return None
+        if labels.any():
+            runs = spread_over_modes(runs, labels, rng)
         make = partial(move_again, self.path, self.kernel, self.draws, **settings._asdict())
-        spread = spread_over_modes(figures.runs, rng)
-        moved, interrupted = self._run_chains([partial(make, run) for run in spread or figures.runs], None)
+        moved, interrupted = self._run_chains([partial(make, run) for run in runs], None)
         if interrupted:
             raise KeyboardInterrupt
         bridged = self._bridged(figures_of(moved), settings, rng)
-        if is_too_coarse(bridged.figures) or (spread is not None and bridged.shares is None):
+        if is_too_coarse(bridged.figures) or (labels.any() and bridged.shares is None):
             return None
         return done._replace(figures=bridged.figures, bridged=bridged)
 

@@ -9,7 +9,7 @@ import ppl_backends as pb
 from ppl_backends.errors import PPLBackendsWarning
 from ppl_backends.kernels.table import make_kernel
 from ppl_backends.results.inference_data import group
-from ppl_backends.smc.by_mode import runs_lack_a_mode, spread_over_modes
+from ppl_backends.smc.by_mode import modes_of_runs, runs_lack_a_mode, spread_over_modes
 from ppl_backends.smc.path import PriorPath
 from ppl_backends.smc.sampler import Settings, move_again, run_tempering
 from ppl_backends.targets.function import FunctionTarget
@@ -66,19 +66,22 @@ def test_particles_are_spread_over_modes_that_any_run_has_found():
     right = runs[0].x[:, 0] > 0
     assert 0.2 < right.mean() < 0.8
     one_sided = replace(runs[0], population=runs[0].population.take(np.resize(np.flatnonzero(right), n)))
-    assert not runs_lack_a_mode(runs)
-    assert runs_lack_a_mode([one_sided, *runs])  # too many lineages are in the other mode
-    spread = spread_over_modes([one_sided, runs[1]], np.random.default_rng(2))
+    assert not runs_lack_a_mode(runs, modes_of_runs(runs))
+    three = [one_sided, *runs]
+    assert runs_lack_a_mode(three, modes_of_runs(three))  # too many lineages are in the other mode
+    two = [one_sided, runs[1]]
+    spread = spread_over_modes(two, modes_of_runs(two), np.random.default_rng(2))
     for before, after in zip((one_sided, runs[1]), spread, strict=True):
         assert 0.24 < (after.x[:, 0] > 0).mean() < 0.76
         np.testing.assert_allclose(known.target.evaluate(after.x).log_density, after.log_density)
         assert np.isin(after.x[after.x[:, 0] > 0, 0], before.x[:, 0]).all()  # of the same run where it has enough
 
 
-def test_particles_in_one_mode_are_not_spread():
+def test_particles_in_one_mode_have_one_label():
     rng, target = np.random.default_rng(1), conjugate_gaussian(3).target
     run = run_tempering(PriorPath(target), make_kernel("hmc"), 1000, rng, **Settings()._asdict())
-    assert spread_over_modes([run, run], rng) is None
+    assert not modes_of_runs([run, run]).any()
+    assert not runs_lack_a_mode([run, run], modes_of_runs([run, run]))
 
 
 def test_a_finished_run_is_moved_again():
